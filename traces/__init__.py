@@ -1,0 +1,1 @@
+"""Record and read routing traces of Mixture-of-Experts models."""
