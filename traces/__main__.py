@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Parameter
 from traces.errors import InputError
 
 app = App(
-    name="traces",
+    name="python -m traces",
     help="Record and read routing traces of Mixture-of-Experts models.",
     help_format="markdown",
     help_on_error=False,
@@ -27,13 +27,13 @@ def convert(
     model: Annotated[str | None, Parameter(help="the model whose costs are charged, e.g. mixtral-8x7b")] = None,
     experts: Annotated[int | None, Parameter(help="routed experts of a layer, where the file does not say")] = None,
     layers: Annotated[str | None, Parameter(help="model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
-    domain: Annotated[str | None, Parameter(help="domain of all sequences; default: the file's own, or its name")] = None,
+    domain: Annotated[str | None, Parameter(help="domain of all sequences; default: the file's own, or name")] = None,
     source: Annotated[str | None, Parameter(help="which text was run")] = None,
     licence: Annotated[str | None, Parameter(help="the licence of that text")] = None,
 ) -> None:
     """Turn the routing record of another tool into a trace.
 
-    Examples:
+    For example:
 
     ```
     python -m traces convert routed_experts.npz -o chat.npz --model qwen3-30b-a3b --domain chat
@@ -52,11 +52,11 @@ def info(
     traces: Annotated[list[Path], Parameter(help="trace files")],
     /,
     *,
-    json: Annotated[str | None, Parameter(help="write the same facts as JSON to this file, - for standard output")] = None,
+    json: Annotated[str | None, Parameter(help="write the same facts as JSON here, - is standard output")] = None,
 ) -> None:
     """Show what traces hold: rows, domains, arrays, where they come from and how their routing behaves.
 
-    Examples:
+    For example:
 
     ```
     python -m traces info chat.npz
@@ -72,7 +72,7 @@ def info(
 def verify(trace: Annotated[Path, Parameter(help="trace file")], /) -> None:
     """Check a trace's every array and print its sha256 and ok.
 
-    Example:
+    For example:
 
     ```
     python -m traces verify chat.npz
