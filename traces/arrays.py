@@ -1,0 +1,134 @@
+"""Arrays from files that others wrote: read without pickles, convert without wrapping."""
+
+import contextlib
+import hashlib
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from traces.errors import InputError
+
+# Everything that zipfile, zlib and NumPy's header parser have been seen to raise on damaged bytes.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, IndexError, TypeError, struct.error, SyntaxError,
+    tokenize.TokenError, NotImplementedError, RuntimeError, OverflowError, MemoryError, OSError,
+)  # fmt: skip
+
+
+def shown(path: str | Path) -> str:
+    """Text of a path for people and JSON: valid Unicode whatever bytes the path holds and whatever the locale."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[dict[str, np.ndarray], str]:
+    """Read every array of an .npz (or the one of an .npy, under the name ``""``) and the file's sha256.
+
+    ``known`` limits the names an .npz may hold. Peak memory is the arrays as stored. Raises InputError, one line, for
+    a file that is missing, a folder, truncated, damaged, holds object arrays (never unpickled) or unknown names.
+    """
+    name = shown(path)
+    try:
+        size = Path(path).stat().st_size
+        handle = Path(path).open("rb")  # noqa: SIM115 (closed by the with below; only opening may fail here)
+    except IsADirectoryError:
+        raise InputError(f"{name}: is a folder, expected an .npz file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with handle:
+        try:
+            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+            handle.seek(0)
+            return dict(_members(handle, name, known)), sha256
+        except InputError:
+            raise
+        except _DAMAGE as error:
+            reason = str(error).split("\n")[0] or type(error).__name__
+            raise InputError(f"{name} ({size} bytes): truncated or not an npz ({reason})") from None
+
+
+def _members(handle: Any, name: str, known: frozenset[str] | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, array) of an open .npz or .npy file."""
+    start = handle.read(6)
+    handle.seek(0)
+    if start == npy.MAGIC_PREFIX:
+        yield "", _array(handle, name, "")
+        return
+    with zipfile.ZipFile(handle) as archive:
+        members = archive.namelist()
+        for member in members:
+            array = member.removesuffix(".npy")
+            if array == member or (known is not None and array not in known):
+                expected = f"expected only {', '.join(sorted(known))}" if known else "expected .npy members"
+                raise InputError(f"{name}: unknown array {array!r}; {expected}")
+            if members.count(member) > 1:
+                raise InputError(f"{name}: array {array!r} is there twice")
+        for member in members:
+            with archive.open(member) as stream:
+                yield member.removesuffix(".npy"), _array(stream, name, member.removesuffix(".npy"))
+
+
+def _array(stream: Any, name: str, array: str) -> np.ndarray:
+    """Read one .npy stream; object arrays are refused by name before anything of them is read."""
+    version = npy.read_magic(stream)
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise InputError(f"{name}: array {array!r} holds Python objects; object arrays are not accepted")
+    values = np.empty(shape[::-1] if fortran_order else shape, dtype)
+    # 0-d and empty arrays have no buffer to fill row by row; one view of bytes serves all shapes.
+    view = values.reshape(-1).view(np.uint8) if values.size and dtype.itemsize else np.empty(0, np.uint8)
+    done = 0
+    while done < len(view):
+        block = stream.read(min(1 << 20, len(view) - done))
+        if not block:
+            raise EOFError(f"array {array!r} ends early")
+        view[done : done + len(block)] = np.frombuffer(block, np.uint8)
+        done += len(block)
+    if stream.read(1):
+        raise ValueError(f"array {array!r} is longer than its header says")
+    return values.T if fortran_order else values
+
+
+def integers(array: np.ndarray, dtype: Any, where: str) -> np.ndarray:
+    """``array`` as native ``dtype``, copied in blocks of rows only where it differs; values are never wrapped.
+
+    Raises InputError naming ``where``, the index and the value of the first one that does not fit.
+    """
+    dtype = np.dtype(dtype)
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{where}: dtype {array.dtype}, expected integers")
+    if array.dtype == dtype:
+        return array
+    if not np.can_cast(array.dtype, dtype) and array.size:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if array.min() < low or array.max() > high:
+            index = first((array < low) | (array > high))
+            raise InputError(f"{where}{at(index)}: {array[index]} does not fit, expected {low} to {high}")
+    return array.astype(dtype)
+
+
+def first(bad: np.ndarray) -> tuple[int, ...]:
+    """Index of the first True of a mask that holds one."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+
+
+def at(index: tuple[int, ...]) -> str:
+    """Words for an index of a per-row array: row, then routed layer, then slot."""
+    return "".join(f", {axis} {i}" for axis, i in zip(("row", "routed layer", "slot"), index, strict=False))
+
+
+@contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+    """Put the file's name before the message of an InputError raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,297 @@
+"""The Trace: which experts every token of a real run took at every layer, and what they were taken with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.arrays import at, first, integers, named, read_arrays, shown
+from traces.errors import InputError
+from traces.files import atomic_path
+from traces.validation import DECODE, PREFILL, check_meta, validate
+
+__all__ = ["DECODE", "PREFILL", "Trace", "validate"]
+
+_ROW_ARRAYS = ("experts", "token", "sequence", "position", "phase")
+_SEQUENCE_ARRAYS = ("domain", "split", "sequence_id")
+_OPTIONAL_ROW_ARRAYS = ("gates", "probs", "prob_experts", "lookahead")
+_OPTIONAL = (*_OPTIONAL_ROW_ARRAYS, "embeddings", "embedding_scale", "prefill_embeddings")
+_DTYPES = {
+    "layers": np.int32, "experts": np.int16, "token": np.int32, "sequence": np.int32, "position": np.int32,
+    "phase": np.uint8, "gates": np.float16, "probs": np.uint8, "prob_experts": np.int16, "embeddings": np.int8,
+    "embedding_scale": np.float32, "prefill_embeddings": np.int8, "lookahead": np.int16,
+}  # fmt: skip
+_FILE_ARRAYS = frozenset({"meta", *_DTYPES, *_SEQUENCE_ARRAYS})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Routes of T tokens (rows) of S sequences over L routed layers, top K of E experts; valid by construction of load.
+
+    Rows are ordered by (sequence, position), each sequence's together and without gaps, its prefill before its decode.
+    Arrays marked None are optional. :func:`validate` states every rule.
+    """
+
+    meta: dict[str, Any]  # strict JSON: schema, model {name, experts, top_k, ...}, captured, text, decoding, notes, ...
+    layers: np.ndarray  # (L,) int32: model layer number of each routed layer, increasing
+    experts: np.ndarray  # (T, L, K) int16: ids in router order, -1 none (dropped, or fewer than K)
+    token: np.ndarray  # (T,) int32: token id, -1 unknown
+    sequence: np.ndarray  # (T,) int32: index into the sequence arrays
+    position: np.ndarray  # (T,) int32: place in the sequence
+    phase: np.ndarray  # (T,) uint8: PREFILL or DECODE
+    domain: np.ndarray  # (S,) text
+    split: np.ndarray  # (S,) text: profile or eval
+    sequence_id: np.ndarray  # (S,) text, unique
+    gates: np.ndarray | None = None  # (T, L, K) float16: weights as the model used them, 0 where the expert is -1
+    probs: np.ndarray | None = None  # (T, L, E) uint8: router probability x 255, rounded; (T, L, M) with prob_experts
+    prob_experts: np.ndarray | None = None  # (T, L, M) int16: ids of the largest M, where M < E
+    embeddings: np.ndarray | None = None  # (Td, L+1, D) int8, decode rows: embedding layer's output, then router inputs
+    embedding_scale: np.ndarray | None = None  # (L+1,) float32: stored x scale is the projected embedding
+    prefill_embeddings: np.ndarray | None = None  # (Tp, D) int8, prefill rows, at level meta.embedding.prefill_layer
+    lookahead: np.ndarray | None = None  # (T, L, K) int16: what layer l+1's router says of layer l's input; last -1
+    source: str = ""  # the file it was loaded from, not stored
+    sha256: str = ""  # of that file's bytes, not stored
+
+    @property
+    def n_rows(self) -> int:
+        """T, tokens."""
+        return len(self.sequence)
+
+    @property
+    def n_layers(self) -> int:
+        """L, routed layers."""
+        return len(self.layers)
+
+    @property
+    def top_k(self) -> int:
+        """K, slots of a route."""
+        return int(self.experts.shape[2])
+
+    @property
+    def n_experts(self) -> int:
+        """E, routed experts of a layer."""
+        return int(self.meta["model"]["experts"])
+
+    @property
+    def n_sequences(self) -> int:
+        """S."""
+        return len(self.sequence_id)
+
+    @property
+    def decode_rows(self) -> np.ndarray:
+        """(Td,) indices of the decode rows, the order of ``embeddings``."""
+        return np.flatnonzero(self.phase == DECODE)
+
+    @property
+    def prefill_rows(self) -> np.ndarray:
+        """(Tp,) indices of the prefill rows, the order of ``prefill_embeddings``."""
+        return np.flatnonzero(self.phase == PREFILL)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """(S+1,) int64: sequence s has the rows offsets[s] to offsets[s+1]-1."""
+        return np.searchsorted(self.sequence, np.arange(self.n_sequences + 1))
+
+    def row_split(self, split: str) -> np.ndarray:
+        """(T,) bool: the row's sequence is of this split, profile or eval."""
+        return (self.split == split)[self.sequence]
+
+    def select(self, split: str | None = None, domains: Sequence[str] | None = None) -> Trace:
+        """Sequences of one split (None or "all": both) and of some domains (None: all), renumbered from 0.
+
+        ``source`` and ``sha256`` stay, as provenance. Raises InputError for an unknown split and if nothing is left.
+        """
+        if split not in (None, "all", "profile", "eval"):
+            raise InputError(f"split {split!r}: expected profile, eval or all")
+        keep = np.ones(self.n_sequences, bool) if split in (None, "all") else self.split == split
+        if domains is not None:
+            keep = keep & np.isin(self.domain, list(domains))
+        if keep.all():
+            return self
+        if not keep.any():
+            have = ", ".join(sorted({f"{d} ({s})" for d, s in zip(self.domain, self.split, strict=True)}))
+            wanted = f"split {split or 'all'}" + ("" if domains is None else f" of domains {', '.join(domains)}")
+            raise InputError(f"{self.source or 'trace'}: no sequence in {wanted}; it has {have:.200}")
+        rows = keep[self.sequence]
+        arrays = {n: getattr(self, n)[rows] for n in _ROW_ARRAYS}
+        arrays |= {n: getattr(self, n)[keep] for n in _SEQUENCE_ARRAYS}
+        arrays |= {n: a[rows] for n in _OPTIONAL_ROW_ARRAYS if (a := getattr(self, n)) is not None}
+        arrays["sequence"] = (np.cumsum(keep) - 1).astype(np.int32)[arrays["sequence"]]
+        if self.embeddings is not None:
+            arrays["embeddings"] = self.embeddings[rows[self.phase == DECODE]]
+        if self.prefill_embeddings is not None:
+            arrays["prefill_embeddings"] = self.prefill_embeddings[rows[self.phase == PREFILL]]
+        return dataclasses.replace(self, **arrays)
+
+    @staticmethod
+    def concat(traces: Sequence[Trace]) -> Trace:
+        """One trace of all sequences of several traces of the same model, in order.
+
+        An optional array stays where every trace has it in the same form; else it is left out, with a note in
+        meta.notes. Raises InputError if model, layers, experts or top_k differ, or a sequence id is there twice.
+        """
+        if not traces:
+            raise InputError("concat: no trace given")
+        if len(traces) == 1:
+            return traces[0]
+        head = traces[0]
+        for other in traces[1:]:
+            _check_same_model(head, other)
+        per_row = (*_ROW_ARRAYS, *_SEQUENCE_ARRAYS)
+        arrays: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in traces]) for n in per_row}
+        starts = np.cumsum([0, *(t.n_sequences for t in traces)])
+        arrays["sequence"] = np.concatenate(
+            [t.sequence + np.int32(start) for t, start in zip(traces, starts, strict=False)]
+        )
+        notes = list(dict.fromkeys(note for t in traces for note in t.meta.get("notes", [])))
+        for group in (("gates",), ("probs", "prob_experts"), ("lookahead",), ("embeddings",), ("prefill_embeddings",)):
+            values = [[getattr(t, n) for n in group] for t in traces]
+            if len({_form(t, group) for t in traces}) == 1:
+                columns = zip(group, zip(*values, strict=True), strict=True)
+                arrays |= {n: np.concatenate(parts) for n, parts in columns if parts[0] is not None}
+            else:
+                notes.append(f"{group[0]} left out: the joined traces do not all have it in one form")
+        if "embeddings" in arrays or "prefill_embeddings" in arrays:
+            arrays["embedding_scale"] = head.embedding_scale
+        optional = dict.fromkeys(_OPTIONAL) | {n: a for n, a in arrays.items() if n in _OPTIONAL}
+        meta = head.meta | {"notes": notes, "joined": [_origin(t) for t in traces]}
+        joined = dataclasses.replace(head, **(arrays | optional), meta=meta, source="", sha256="")
+        validate(joined)
+        return joined
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """Read and validate a trace file.
+
+        Integer arrays of any width and byte order, and float gates, are accepted and converted after a range check;
+        ``experts`` of shape (T, L) is read as K = 1. Peak memory stays below twice the arrays as stored. Raises
+        InputError, one line with path, array, row and value.
+        """
+        stored, sha256 = read_arrays(path, known=_FILE_ARRAYS)
+        name = shown(path)
+        with named(name):
+            for required in ("meta", "layers", *_ROW_ARRAYS, *_SEQUENCE_ARRAYS):
+                if required not in stored:
+                    raise InputError(f"array {required!r} is missing")
+            meta = _parse_meta(stored.pop("meta"))
+            # Each array is dropped as soon as it is converted, so that wide ids never pile up in memory.
+            arrays = {array: _stored(array, stored.pop(array), meta) for array in list(stored)}
+        trace = Trace(meta=meta, **arrays, source=name, sha256=sha256)
+        validate(trace)
+        return trace
+
+    def save(self, path: str | Path) -> None:
+        """Validate, then write the trace to exactly this name; a killed or failed save leaves the old file.
+
+        Equal traces give equal bytes. Raises InputError if the trace is not valid, OSError if the folder is not there.
+        """
+        validate(self)
+        arrays = {n: a for n in (*_DTYPES, *_SEQUENCE_ARRAYS) if (a := getattr(self, n)) is not None}
+        text = json.dumps(self.meta, allow_nan=False, sort_keys=True)
+        with atomic_path(path) as part, part.open("wb") as handle:
+            np.savez_compressed(handle, allow_pickle=False, meta=np.array(text), **arrays)
+
+
+def _parse_meta(stored: np.ndarray) -> dict[str, Any]:
+    """The meta object of its stored form: a 0-d text or UTF-8 bytes."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    if stored.dtype.kind == "U" and stored.ndim == 0:
+        text: str | bytes = str(stored)
+    elif stored.dtype == np.uint8 and stored.ndim == 1:
+        text = stored.tobytes()
+    else:
+        raise InputError(f"array 'meta': dtype {stored.dtype} of shape {stored.shape}, expected JSON text")
+    try:
+        meta = json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        raise InputError(f"array 'meta': not JSON: {error}") from None
+    check_meta(meta)
+    return dict(meta)
+
+
+def _stored(name: str, array: np.ndarray, meta: dict[str, Any]) -> np.ndarray:
+    """A stored array in the dtype of Trace; values that do not fit are refused, never wrapped."""
+    if name in _SEQUENCE_ARRAYS:
+        return array.astype(array.dtype.newbyteorder("=")) if array.dtype.kind == "U" else array
+    if name in ("experts", "gates", "lookahead") and array.ndim == 2:
+        array = array[:, :, None]
+    dtype = np.dtype(_DTYPES[name])
+    if dtype.kind == "f":
+        return _floats(name, array, dtype)
+    if name == "experts":
+        check_width(array, meta["model"]["experts"], f"array {name!r}", meta)
+    if name in ("embeddings", "prefill_embeddings") and array.dtype.kind == "f":
+        raise InputError(f"array {name!r}: dtype {array.dtype}, expected int8 (quantised, with embedding_scale)")
+    return np.ascontiguousarray(integers(array, dtype, f"array {name!r}"))
+
+
+def check_width(ids: np.ndarray, experts: int, where: str, meta: dict[str, Any]) -> None:
+    """Refuse 8-bit ids that can be read in two ways in a model of ``experts``; note the rest in ``meta["notes"]``.
+
+    In unsigned 8 bits a filler of -1 reads as 255, in signed 8 bits 255 reads as -1, and ids from 256 have wrapped.
+    """
+    if ids.dtype.kind not in "iu" or ids.dtype.itemsize > 1 or experts < 256:
+        return
+    unclear = 255 if ids.dtype.kind == "u" else -1
+    if (ids == unclear).any():
+        index = first(ids == unclear)
+        other = "-1 (none)" if unclear == 255 else "expert 255"
+        raise InputError(
+            f"{where}{at(index)}: {unclear} in 8 bits may be {other} of {experts} experts, expected 16-bit ids"
+        )
+    if experts > 256:
+        note = f"ids were stored in 8 bits though the model has {experts} experts: ids from 256 would have wrapped"
+        meta["notes"] = [*meta.get("notes", []), *([] if note in meta.get("notes", []) else [note])]
+
+
+def _floats(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if array.dtype.kind != "f":
+        raise InputError(f"array {name!r}: dtype {array.dtype}, expected floats")
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    over = np.abs(array) > np.finfo(dtype).max
+    if over.any():
+        index = first(over)
+        raise InputError(f"array {name!r}{at(index)}: {array[index]} does not fit in {dtype}")
+    return np.ascontiguousarray(array.astype(dtype))
+
+
+def _check_same_model(one: Trace, other: Trace) -> None:
+    """Raise InputError unless both traces record the same layers, experts, top_k and expert sizes of one model."""
+    for what, value in {
+        "model": lambda t: t.meta["model"]["name"],
+        "experts": lambda t: t.n_experts,
+        "top_k": lambda t: t.top_k,
+        "layers": lambda t: t.layers.tolist(),
+        "expert_bytes": lambda t: t.meta["model"].get("expert_bytes"),
+    }.items():
+        a, b = value(one), value(other)
+        if a != b:
+            pair = f"{one.source or 'the first'} has {a!s:.60}, {other.source or 'a later one'} has {b!s:.60}"
+            raise InputError(f"traces of different {what} cannot be joined: {pair}")
+
+
+def _form(trace: Trace, group: Sequence[str]) -> str:
+    """What must agree before arrays of several traces may stand below each other, as text."""
+    arrays = [getattr(trace, name) for name in group]
+    shapes = [None if array is None else array.shape[1:] for array in arrays]
+    if arrays[0] is None or "embeddings" not in group[0]:
+        return repr(shapes)
+    about = trace.meta.get("embedding", {})
+    scale = [] if trace.embedding_scale is None else trace.embedding_scale.tolist()
+    return repr((shapes, scale, about.get("basis_sha256"), about.get("prefill_layer")))
+
+
+def _origin(trace: Trace) -> dict[str, Any]:
+    """Where a joined trace came from."""
+    kept = {key: trace.meta[key] for key in ("captured", "text") if key in trace.meta}
+    return {"source": trace.source, "sha256": trace.sha256} | kept

@@ -1,0 +1,271 @@
+"""What makes a trace valid; every rule names the array, the row and the value that breaks it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traces.arrays import at, first, named
+from traces.errors import InputError
+
+if TYPE_CHECKING:
+    from traces.trace import Trace
+
+PREFILL, DECODE = 0, 1
+SPLITS = ("profile", "eval")
+
+# Rows compared at once: bounds the memory of a check, whatever the length of the trace.
+_BLOCK = 8192
+# Comparing all pairs of slots beats sorting up to about this many.
+_PAIRS = 12
+
+
+def validate(trace: Trace) -> None:
+    """Raise InputError for the first rule that ``trace`` breaks: one line with file, array, row and value.
+
+    Time is linear in the trace; memory beyond it is a block of 8192 rows plus one flag a row.
+    """
+    with named(trace.source or "trace"):
+        check_meta(trace.meta)
+        _check_layers(trace)
+        _check_sequences(trace)
+        _check_rows(trace)
+        _check_routes("experts", trace.experts, trace)
+        _check_gates(trace)
+        _check_probs(trace)
+        _check_embeddings(trace)
+        _check_lookahead(trace)
+
+
+def check_meta(meta: Any) -> None:
+    """Raise InputError unless ``meta`` is strict JSON of schema 1 that names the model, its experts and top_k."""
+    if not isinstance(meta, dict):
+        raise InputError(f"meta: {type(meta).__name__}, expected a JSON object")
+    try:
+        json.dumps(meta, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"meta: not strict JSON: {error}") from None
+    if meta.get("schema") != 1:
+        raise InputError(f"meta.schema: {meta.get('schema')!r}, this version reads 1")
+    model = meta.get("model")
+    if not isinstance(model, dict):
+        raise InputError(f"meta.model: {model!r}, expected an object with name, experts and top_k")
+    if not isinstance(model.get("name"), str) or not model["name"]:
+        raise InputError(f"meta.model.name: {model.get('name')!r}, expected a model's name")
+    for field, most in (("experts", 2**15), ("top_k", 2**15)):
+        if not _is_whole(model.get(field), 1, most):
+            raise InputError(f"meta.model.{field}: {model.get(field)!r}, expected a whole number from 1 to {most}")
+    if not isinstance(meta.get("notes", []), list):
+        raise InputError(f"meta.notes: {meta['notes']!r}, expected a list of texts")
+
+
+def _is_whole(value: Any, low: int, high: int = 2**63 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]) -> None:
+    """Raise InputError unless ``array`` has this dtype and shape (None: any length)."""
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"array {name!r}: {type(array).__name__}, expected a NumPy array")
+    if (array.dtype.kind != "U") if dtype is str else (array.dtype != np.dtype(dtype)):
+        wanted = "text" if dtype is str else np.dtype(dtype)
+        raise InputError(f"array {name!r}: dtype {array.dtype}, expected {wanted}")
+    if array.ndim != len(shape) or any(w is not None and w != n for n, w in zip(array.shape, shape, strict=True)):
+        wanted_shape = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"
+        raise InputError(f"array {name!r}: shape {array.shape}, expected {wanted_shape}")
+
+
+def _check_layers(trace: Trace) -> None:
+    layers = trace.layers
+    _check_array("layers", layers, np.int32, (None,))
+    if not len(layers):
+        raise InputError("array 'layers': no routed layer, expected at least one")
+    if layers[0] < 0:
+        raise InputError(f"array 'layers', entry 0: {layers[0]}, expected a layer number from 0")
+    falling = np.diff(layers.astype(np.int64)) <= 0
+    if falling.any():
+        (i,) = first(falling)
+        raise InputError(f"array 'layers', entry {i + 1}: {layers[i + 1]} after {layers[i]}, expected increasing")
+    sizes = trace.meta["model"].get("expert_bytes")
+    if sizes is None:
+        return
+    if not isinstance(sizes, list) or len(sizes) != len(layers):
+        raise InputError(f"meta.model.expert_bytes: {sizes!r:.80}, expected {len(layers)}, one a routed layer")
+    for i, size in enumerate(sizes):
+        if not _is_whole(size, 1):
+            raise InputError(f"meta.model.expert_bytes, entry {i}: {size!r}, expected a whole number of bytes above 0")
+
+
+def _check_sequences(trace: Trace) -> None:
+    _check_array("sequence_id", trace.sequence_id, str, (None,))
+    count = len(trace.sequence_id)
+    if not count:
+        raise InputError("array 'sequence_id': no sequence, expected at least one")
+    _check_array("domain", trace.domain, str, (count,))
+    _check_array("split", trace.split, str, (count,))
+    for name, texts in (("sequence_id", trace.sequence_id), ("domain", trace.domain)):
+        if (texts == "").any():
+            raise InputError(f"array {name!r}, sequence {first(texts == '')[0]}: empty, expected a text")
+    unknown = ~np.isin(trace.split, SPLITS)
+    if unknown.any():
+        (i,) = first(unknown)
+        raise InputError(f"array 'split', sequence {i}: {str(trace.split[i])!r}, expected profile or eval")
+    _, where, counts = np.unique(trace.sequence_id, return_index=True, return_counts=True)
+    if (counts > 1).any():
+        i = int(where[counts > 1].min())
+        raise InputError(f"array 'sequence_id', sequence {i}: {str(trace.sequence_id[i])!r} is there twice")
+
+
+def _check_rows(trace: Trace) -> None:
+    """Rows ordered by (sequence, position), contiguous, prefill before decode, none missing."""
+    sequence, position, phase = trace.sequence, trace.position, trace.phase
+    _check_array("sequence", sequence, np.int32, (None,))
+    rows, count = len(sequence), len(trace.sequence_id)
+    if not rows:
+        raise InputError("array 'sequence': no rows, expected at least one token")
+    for name, array, dtype in (
+        ("position", position, np.int32), ("phase", phase, np.uint8), ("token", trace.token, np.int32),
+    ):  # fmt: skip
+        _check_array(name, array, dtype, (rows,))
+    for name, array, low, high in (
+        ("sequence", sequence, 0, count - 1), ("position", position, 0, 2**31 - 1),
+        ("phase", phase, PREFILL, DECODE), ("token", trace.token, -1, 2**31 - 1),
+    ):  # fmt: skip
+        bad = (array < low) | (array > high)
+        if bad.any():
+            (i,) = first(bad)
+            raise InputError(f"array {name!r}, row {i}: {array[i]}, expected {low} to {high}")
+    step = np.diff(sequence.astype(np.int64), prepend=-1)
+    if (step < 0).any():
+        (i,) = first(step < 0)
+        raise InputError(
+            f"array 'sequence', row {i}: {sequence[i]} after {sequence[i - 1]}, expected each sequence's rows together"
+        )
+    empty = np.flatnonzero(np.bincount(sequence, minlength=count) == 0)
+    if len(empty):
+        i = int(empty[0])
+        raise InputError(
+            f"array 'sequence': sequence {i} ({str(trace.sequence_id[i])!r}) has no rows (a prompt of 0 tokens)"
+        )
+    inside = step == 0
+    gap = inside & (np.diff(position.astype(np.int64), prepend=0) != 1)
+    if gap.any():
+        (i,) = first(gap)
+        raise InputError(
+            f"array 'position', row {i}: {position[i]} after {position[i - 1]}, expected {position[i - 1] + 1}"
+        )
+    back = inside & (np.diff(phase.astype(np.int8), prepend=np.int8(0)) < 0)
+    if back.any():
+        (i,) = first(back)
+        raise InputError(f"array 'phase', row {i}: prefill (0) after decode (1) in one sequence")
+
+
+def _check_routes(name: str, routes: np.ndarray, trace: Trace, least: int = -1) -> None:
+    """Ids of shape (T, L, any) in ``least``..E-1 and distinct within a route, -1 aside."""
+    slots = trace.meta["model"]["top_k"] if name != "prob_experts" else None
+    _check_array(name, routes, np.int16, (len(trace.sequence), len(trace.layers), slots))
+    experts = trace.meta["model"]["experts"]
+    if routes.size and (routes.min() < least or routes.max() >= experts):
+        index = first((routes < least) | (routes >= experts))
+        raise InputError(
+            f"array {name!r}{at(index)}: expert {routes[index]}, expected {least} to {experts - 1} "
+            f"({experts} experts{', -1 is none' if least else ''})"
+        )
+    for start in range(0, len(routes), _BLOCK):
+        block = routes[start : start + _BLOCK]
+        repeated = _repeated(block)
+        if repeated.any():
+            row, layer = first(repeated)
+            route = block[row, layer]
+            raise InputError(
+                f"array {name!r}{at((start + row, layer))}: {route.tolist()!s:.80} repeats an expert, expected distinct"
+            )
+
+
+def _repeated(routes: np.ndarray) -> np.ndarray:
+    """(rows, L) flags of the routes (rows, L, K) in which an expert stands twice."""
+    slots = routes.shape[2]
+    if slots > _PAIRS:
+        ordered = np.sort(routes, axis=2)
+        return ((ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] >= 0)).any(axis=2)
+    columns = np.ascontiguousarray(np.moveaxis(routes, 2, 0))
+    repeated = np.zeros(routes.shape[:2], bool)
+    for i in range(slots):
+        for j in range(i):
+            repeated |= (columns[i] == columns[j]) & (columns[i] >= 0)
+    return repeated
+
+
+def _check_gates(trace: Trace) -> None:
+    if trace.gates is None:
+        return
+    _check_array("gates", trace.gates, np.float16, trace.experts.shape)
+    for start in range(0, len(trace.gates), _BLOCK):
+        gates = trace.gates[start : start + _BLOCK]
+        for bad, wanted in (
+            (~np.isfinite(gates), "a finite number"),
+            ((trace.experts[start : start + _BLOCK] < 0) & (gates != 0), "0 where the expert is -1"),
+        ):
+            if bad.any():
+                row, layer, slot = first(bad)
+                raise InputError(
+                    f"array 'gates'{at((start + row, layer, slot))}: {gates[row, layer, slot]}, expected {wanted}"
+                )
+
+
+def _check_probs(trace: Trace) -> None:
+    rows, layers, experts = len(trace.sequence), len(trace.layers), trace.meta["model"]["experts"]
+    if trace.prob_experts is not None:
+        if trace.probs is None:
+            raise InputError("array 'prob_experts': there without 'probs'")
+        _check_routes("prob_experts", trace.prob_experts, trace, least=0)
+        largest = trace.prob_experts.shape[2]
+        if not 0 < largest < experts:
+            raise InputError(f"array 'prob_experts': {largest} ids a route, expected 1 to {experts - 1}")
+        _check_array("probs", trace.probs, np.uint8, trace.prob_experts.shape)
+    elif trace.probs is not None:
+        _check_array("probs", trace.probs, np.uint8, (rows, layers, experts))
+
+
+def _check_embeddings(trace: Trace) -> None:
+    """Both embedding arrays share dimensions and scale; int8 alone keeps their products exact."""
+    decode = int(np.count_nonzero(trace.phase == DECODE))
+    levels = len(trace.layers) + 1
+    dims = None
+    if trace.embeddings is not None:
+        _check_array("embeddings", trace.embeddings, np.int8, (decode, levels, None))
+        dims = trace.embeddings.shape[2]
+    if trace.prefill_embeddings is not None:
+        _check_array("prefill_embeddings", trace.prefill_embeddings, np.int8, (len(trace.phase) - decode, dims))
+        dims = trace.prefill_embeddings.shape[1]
+    if dims is None:
+        if trace.embedding_scale is not None:
+            raise InputError("array 'embedding_scale': there without 'embeddings' or 'prefill_embeddings'")
+        return
+    if trace.embedding_scale is None:
+        raise InputError("array 'embedding_scale': missing, expected with embeddings")
+    _check_array("embedding_scale", trace.embedding_scale, np.float32, (levels,))
+    bad = ~(np.isfinite(trace.embedding_scale) & (trace.embedding_scale > 0))
+    if bad.any():
+        (i,) = first(bad)
+        raise InputError(f"array 'embedding_scale', entry {i}: {trace.embedding_scale[i]}, expected finite and above 0")
+    about = trace.meta.get("embedding", {})
+    if not isinstance(about, dict) or dims == 0 or about.get("dims", dims) != dims:
+        raise InputError(f"meta.embedding: {about!r:.80}, expected dims = {dims} as the arrays have")
+    if trace.prefill_embeddings is not None and not _is_whole(about.get("prefill_layer"), 0, levels - 1):
+        raise InputError(f"meta.embedding.prefill_layer: {about.get('prefill_layer')!r}, expected 0 to {levels - 1}")
+
+
+def _check_lookahead(trace: Trace) -> None:
+    if trace.lookahead is None:
+        return
+    _check_routes("lookahead", trace.lookahead, trace)
+    last = trace.lookahead[:, -1] != -1
+    if last.any():
+        row, slot = first(last)
+        raise InputError(
+            f"array 'lookahead', row {row}, last routed layer: expert {trace.lookahead[row, -1, slot]}, "
+            "expected -1 (no layer follows)"
+        )
