@@ -83,7 +83,7 @@ def read_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         )
     if not spec["moe_layers"]:
         raise InputError(f"{name}: no layer of the {spec['layers']} is routed; expected a Mixture-of-Experts model")
-    matrices = spec.get("ffn_matrices", 3)
+    matrices = spec.get("expert_matrices", 3)
     widths = _stored_bytes(fields, matrices * spec["hidden"] * spec["expert_ffn"])
     return ModelSpec(
         **{
@@ -256,7 +256,7 @@ def _switch(fields: Fields) -> dict[str, Any]:
         "top_k": 1,
         "expert_ffn": fields.integer("d_ff"),
         "dense_ffn": fields.integer("d_ff"),
-        "ffn_matrices": 2,
+        "expert_matrices": 2,
         "attention": Attention.grouped(
             hidden, fields.integer("num_heads"), fields.integer("num_heads"), fields.integer("d_kv")
         ),

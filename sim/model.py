@@ -82,7 +82,7 @@ class ModelSpec:
     """Width of all shared experts of a routed layer together."""
     dense_ffn: int = 0
     """FFN width of the layers that have no router."""
-    ffn_matrices: int = 3
+    expert_matrices: int = 3
     """Matrices of an expert and of a dense FFN: gate, up, down, or 2 without a gate."""
     weight_bytes: int = 2
     """Bytes a weight of attention, dense and shared layers (1 where they are stored in fp8)."""
@@ -115,17 +115,17 @@ class ModelSpec:
     @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert."""
-        return self.ffn_matrices * self.hidden * self.expert_ffn
+        return self.expert_matrices * self.hidden * self.expert_ffn
 
     @property
     def shared_parameters(self) -> int:
         """Weights of the shared experts of one routed layer."""
-        return self.ffn_matrices * self.hidden * self.shared_ffn
+        return self.expert_matrices * self.hidden * self.shared_ffn
 
     @property
     def dense_parameters(self) -> int:
         """Weights of the FFN of one layer without a router."""
-        return self.ffn_matrices * self.hidden * self.dense_ffn
+        return self.expert_matrices * self.hidden * self.dense_ffn
 
     @property
     def router_parameters(self) -> int:

@@ -1,0 +1,171 @@
+"""The built-in models and machines as tables for people and as JSON for programs."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from sim.hardware import Figure, Hardware, builtin_hardware
+from sim.model import ModelSpec, builtin_models, load_model
+
+
+def models_json() -> list[dict[str, Any]]:
+    """Every built-in model, as `model_json` gives it."""
+    return [model_json(name) for name in builtin_models()]
+
+
+def model_json(name_or_path: str) -> dict[str, Any]:
+    """One model, built in or from a config.json: sizes in bytes and weights. Raises as `load_model` does."""
+    spec = load_model(name_or_path)
+    return {
+        "name": spec.name,
+        "layers": spec.layers,
+        "moe_layers": list(spec.moe_layers),
+        "hidden": spec.hidden,
+        "experts": spec.experts,
+        "top_k": spec.top_k,
+        "expert_ffn": spec.expert_ffn,
+        "expert_matrices": spec.expert_matrices,
+        "expert_parameters": spec.expert_parameters,
+        "expert_bytes": list(spec.expert_bytes),
+        "all_expert_bytes": spec.all_expert_bytes,
+        "routed_bytes_per_token": spec.routed_bytes_per_token,
+        "resident_bytes": spec.resident_bytes,
+        "kv_bytes_per_token": spec.kv_bytes_per_token,
+        "shared_ffn": spec.shared_ffn,
+        "dense_ffn": spec.dense_ffn,
+        "attention": spec.attention.shape,
+        "windows": list(spec.windows),
+        "vocab": spec.vocab,
+        "tied": spec.tied,
+        "total_parameters": spec.total_parameters,
+        "active_parameters": spec.active_parameters,
+        "source": spec.source,
+    }
+
+
+def models_table() -> Table:
+    """The built-in models, one a row."""
+    table = Table(title="Models", caption="GB and MB are decimal; active counts both embedding tables")
+    table.add_column("model", no_wrap=True)
+    for heading in ("layers x experts / k", "MB/expert", "GB/token", "experts GB", "rest GB", "total B", "active B"):
+        table.add_column(heading, justify="right")
+    for name in builtin_models():
+        spec = load_model(name)
+        table.add_row(
+            name,
+            f"{spec.routed_layers} x {spec.experts} / {spec.top_k}",
+            f"{spec.expert_bytes[0] / 1e6:.2f}",
+            f"{spec.routed_bytes_per_token / 1e9:.3f}",
+            f"{spec.all_expert_bytes / 1e9:.1f}",
+            f"{spec.resident_bytes / 1e9:.2f}",
+            f"{spec.total_parameters / 1e9:.2f}",
+            f"{spec.active_parameters / 1e9:.2f}",
+        )
+    return table
+
+
+def model_table(name_or_path: str) -> Table:
+    """One model in full. Raises as `load_model` does."""
+    spec = load_model(name_or_path)
+    table = Table(title=spec.name, show_header=False)
+    for label, value in _model_rows(spec):
+        table.add_row(label, value)
+    return table
+
+
+def _model_rows(spec: ModelSpec) -> list[tuple[str, str]]:
+    dense = [layer for layer in range(spec.layers) if layer not in set(spec.moe_layers)]
+    windowed = sum(window > 0 for window in spec.windows)
+    return [
+        ("layers", f"{spec.layers}, of which {spec.routed_layers} routed" + (f"; dense: {dense}" if dense else "")),
+        ("experts", f"{spec.experts} a layer, {spec.top_k} a token"),
+        ("one expert", f"{spec.expert_matrices} matrices {spec.hidden} x {spec.expert_ffn}: {_sizes(spec)}"),
+        ("shared experts", f"width {spec.shared_ffn}" if spec.shared_ffn else "none"),
+        ("dense FFN", f"width {spec.dense_ffn}" if dense else "none"),
+        ("attention", spec.attention.shape + (f"; {windowed} layers see {max(spec.windows)} tokens" if windowed else "")),
+        ("vocabulary", f"{spec.vocab}, embedding and head {'shared' if spec.tied else 'separate'}"),
+        ("all experts", f"{spec.all_expert_bytes / 1e9:.3f} GB"),
+        ("experts of one token", f"{spec.routed_bytes_per_token / 1e9:.3f} GB"),
+        ("everything else", f"{spec.resident_bytes / 1e9:.3f} GB"),
+        ("KV cache", f"{spec.kv_bytes_per_token} bytes a token"),
+        ("weights", f"{spec.total_parameters / 1e9:.3f} B, active {spec.active_parameters / 1e9:.3f} B"),
+        ("source", spec.source or "as given"),
+    ]
+
+
+def _sizes(spec: ModelSpec) -> str:
+    megabytes = " or ".join(f"{size / 1e6:.2f}" for size in sorted(set(spec.expert_bytes)))
+    return f"{spec.expert_parameters / 1e6:.2f} M weights, {megabytes} MB"
+
+
+def hardware_json() -> list[dict[str, Any]]:
+    """Every built-in machine, as `machine_json` gives it."""
+    return [machine_json(name) for name in builtin_hardware()]
+
+
+def machine_json(name_or_path: str) -> dict[str, Any]:
+    """One machine: its profile, and what is derived from it under ``derived``. Raises as `Hardware.load` does."""
+    hardware = Hardware.load(name_or_path)
+    derived = {
+        "gpu_bytes": hardware.gpu_bytes,
+        "memory_bytes_per_s": hardware.memory_bytes_per_s,
+        "flops_per_s": hardware.flops_per_s,
+        "link_bytes_per_s": hardware.link_bytes_per_s,
+        "link_latency_ns": hardware.link_latency_ns,
+        "link_measured": hardware.link_measured,
+    }
+    return {**hardware.model_dump(mode="json", exclude_none=True), "derived": derived}
+
+
+def hardware_table() -> Table:
+    """The built-in machines, one a row."""
+    table = Table(title="Hardware", caption="peaks; link: the largest pinned host-to-device bandwidth of the profile")
+    table.add_column("hardware", no_wrap=True)
+    for heading in ("memory GB", "GB/s", "bf16 TFLOP/s", "link GB/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("link figure")
+    for name in builtin_hardware():
+        hardware = Hardware.load(name)
+        gpu = hardware.gpu
+        table.add_row(
+            name,
+            f"{gpu.memory_gb.value:g}",
+            f"{gpu.bandwidth_gbps.value:g}",
+            f"{gpu.tflops.value:g}",
+            f"{hardware.link_bytes_per_s / 1e9:.1f}",
+            _origin(hardware),
+        )
+    return table
+
+
+def _origin(hardware: Hardware) -> str:
+    """Measured here, reported by others, or assumed, as the profile's source has it."""
+    if hardware.link_measured:
+        return "measured"
+    figure = hardware.link.h2d or hardware.link.gbps
+    return figure.source.split(":")[0] if figure else ""
+
+
+def machine_table(name_or_path: str | Path) -> Table:
+    """One machine in full, every figure with its source. Raises as `Hardware.load` does."""
+    hardware = Hardware.load(name_or_path)
+    table = Table(title=f"{hardware.name}: {hardware.description}")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("measured")
+    table.add_column("source")
+    for part in (hardware.gpu, hardware.link, hardware.software):
+        for field, value in part:
+            if isinstance(value, Figure):
+                table.add_row(field, f"{value.value:g}", "yes" if value.measured else "no", value.source)
+    link = hardware.link
+    for label, curve in (("h2d", link.h2d), ("d2h", link.d2h), ("pageable h2d", link.pageable)):
+        for row, (size, time) in enumerate(curve.points if curve else ()):
+            assert curve is not None
+            text = f"{size / time:.1f} GB/s"
+            origin = ("yes" if curve.measured else "no", curve.source) if row == 0 else ("", "")
+            table.add_row(f"{label}, {size / 2**20:g} MiB", text, *origin)
+    waits = "yes" if hardware.software.waits_for_route else "no"
+    table.add_row("host waits for the route", waits, "", f"{hardware.software.kind} software")
+    return table
