@@ -83,7 +83,7 @@ def _model_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         ("one expert", f"{spec.expert_matrices} matrices {spec.hidden} x {spec.expert_ffn}: {_sizes(spec)}"),
         ("shared experts", f"width {spec.shared_ffn}" if spec.shared_ffn else "none"),
         ("dense FFN", f"width {spec.dense_ffn}" if dense else "none"),
-        ("attention", spec.attention.shape + (f"; {windowed} layers see {max(spec.windows)} tokens" if windowed else "")),
+        ("attention", spec.attention.shape + (f"; {windowed} layers reach {max(spec.windows)}" if windowed else "")),
         ("vocabulary", f"{spec.vocab}, embedding and head {'shared' if spec.tied else 'separate'}"),
         ("all experts", f"{spec.all_expert_bytes / 1e9:.3f} GB"),
         ("experts of one token", f"{spec.routed_bytes_per_token / 1e9:.3f} GB"),

@@ -57,7 +57,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model. Weight matrices are counted; norms and biases (below 0.2 % of any model here) are not.
+    """One model. Weight matrices are counted; norms and biases (below 0.04 % of any model built in) are not.
 
     Layers are numbered from 0. In an encoder-decoder model the encoder's layers come first; `stack` gives either half.
     """
