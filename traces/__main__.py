@@ -40,10 +40,15 @@ def convert(
     python -m traces convert routed_experts.npy -o code.npz --model deepseek-v2-lite --layers 1-26 --domain code
     ```
     """
+    from traces.arrays import shown
     from traces.convert import Given, convert_file
 
+    # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
+    domain, source, licence = (text and shown(text) for text in (domain, source, licence))
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
     trace = convert_file(file, output, kind=kind, given=given)
+    for note in trace.meta["notes"]:
+        print(f"warning: {note}", file=sys.stderr)
     print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
 
 
@@ -52,7 +57,10 @@ def info(
     traces: Annotated[list[Path], Parameter(help="trace files")],
     /,
     *,
-    json: Annotated[str | None, Parameter(help="write the same facts as JSON here, - is standard output")] = None,
+    json: Annotated[
+        str | None,
+        Parameter(help="write the same facts as JSON here, - is standard output", allow_leading_hyphen=True),
+    ] = None,
 ) -> None:
     """Show what traces hold: rows, domains, arrays, where they come from and how their routing behaves.
 
@@ -93,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        app(arguments, exit_on_error=False, print_error=False)
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (InputError, OSError, CycloptsError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

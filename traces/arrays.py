@@ -25,7 +25,10 @@ _DAMAGE = (
 
 def shown(path: str | Path) -> str:
     """Text of a path for people and JSON: valid Unicode whatever bytes the path holds and whatever the locale."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    try:
+        return os.fsencode(path).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # a name that did not come from the system, under a locale that cannot hold it
+        return str(path)
 
 
 def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[dict[str, np.ndarray], str]:

@@ -249,8 +249,12 @@ def check_width(ids: np.ndarray, experts: int, where: str, meta: dict[str, Any])
             f"{where}{at(index)}: {unclear} in 8 bits may be {other} of {experts} experts, expected 16-bit ids"
         )
     if experts > 256:
-        note = f"ids were stored in 8 bits though the model has {experts} experts: ids from 256 would have wrapped"
-        meta["notes"] = [*meta.get("notes", []), *([] if note in meta.get("notes", []) else [note])]
+        meta["notes"] = list(dict.fromkeys([*meta.get("notes", []), narrow_note(experts)]))
+
+
+def narrow_note(experts: int) -> str:
+    """What to say of 8-bit ids in a model of more than 256 experts."""
+    return f"ids were stored in 8 bits though the model has {experts} experts: ids from 256 would have wrapped"
 
 
 def _floats(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -166,21 +166,31 @@ def _check_routes(name: str, routes: np.ndarray, trace: Trace, least: int = -1) 
     """Ids of shape (T, L, any) in ``least``..E-1 and distinct within a route, -1 aside."""
     slots = trace.meta["model"]["top_k"] if name != "prob_experts" else None
     _check_array(name, routes, np.int16, (len(trace.sequence), len(trace.layers), slots))
-    experts = trace.meta["model"]["experts"]
+    check_ids(name, routes, trace.meta["model"]["experts"], least)
+    check_distinct(name, routes)
+
+
+def check_ids(name: str, routes: np.ndarray, experts: int, least: int = -1) -> None:
+    """Raise InputError, naming row, layer, slot and value, unless ``least`` <= id < ``experts`` in (T, L, K)."""
     if routes.size and (routes.min() < least or routes.max() >= experts):
         index = first((routes < least) | (routes >= experts))
+        none = ", -1 is none" if least else ""
         raise InputError(
             f"array {name!r}{at(index)}: expert {routes[index]}, expected {least} to {experts - 1} "
-            f"({experts} experts{', -1 is none' if least else ''})"
+            f"({experts} experts{none})"
         )
+
+
+def check_distinct(name: str, routes: np.ndarray) -> None:
+    """Raise InputError, naming row and layer, if an id but -1 stands twice in a route of (T, L, K)."""
     for start in range(0, len(routes), _BLOCK):
         block = routes[start : start + _BLOCK]
         repeated = _repeated(block)
         if repeated.any():
             row, layer = first(repeated)
-            route = block[row, layer]
+            route = block[row, layer].tolist()
             raise InputError(
-                f"array {name!r}{at((start + row, layer))}: {route.tolist()!s:.80} repeats an expert, expected distinct"
+                f"array {name!r}{at((start + row, layer))}: {route!s:.80} repeats an expert, expected distinct"
             )
 
 
