@@ -103,7 +103,7 @@ def test_a_known_model_is_told_by_its_shape(tmp_path):
     trace = convert_file(tmp_path / "m.npz", tmp_path / "o.npz")
     assert trace.meta["model"] == {"name": "olmoe-1b-7b", "experts": 64, "top_k": 8}
     np.savez(tmp_path / "m.npz", routed_experts=routes(5, 32, 2, 8))
-    with pytest.raises(InputError, match="fits mixtral-8x7b and phi-3.5-moe, expected --model NAME"):
+    with pytest.raises(InputError, match=r"fits mixtral-8x7b and phi-3\.5-moe, expected --model NAME"):
         convert_file(tmp_path / "m.npz", tmp_path / "o.npz")
 
 

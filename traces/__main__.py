@@ -27,11 +27,17 @@ def convert(
     model: Annotated[str | None, Parameter(help="the model whose costs are charged, e.g. mixtral-8x7b")] = None,
     experts: Annotated[int | None, Parameter(help="routed experts of a layer, where the file does not say")] = None,
     layers: Annotated[str | None, Parameter(help="model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
-    domain: Annotated[str | None, Parameter(help="domain of all sequences; default: the file's own, or name")] = None,
+    domain: Annotated[
+        str | None, Parameter(help="domain of all sequences; default: what the file says, else its name")
+    ] = None,
     source: Annotated[str | None, Parameter(help="which text was run")] = None,
     licence: Annotated[str | None, Parameter(help="the licence of that text")] = None,
 ) -> None:
     """Turn the routing record of another tool into a trace.
+
+    A record of a serving engine holds `routed_experts` (rows, layers, k) and, where known, `offsets`, `prompt_lens`,
+    `token_ids`, `layer_ids`, `n_experts`; padded ones (requests, rows, layers, k) `lengths`; turns of conversations
+    `conversation` and `start`. Doubtful rows are dropped or refused, and what was noticed goes to the trace's notes.
 
     For example:
 

@@ -68,9 +68,11 @@ def _members(handle: Any, name: str, known: frozenset[str] | None) -> Iterator[t
         members = archive.namelist()
         for member in members:
             array = member.removesuffix(".npy")
-            if array == member or (known is not None and array not in known):
-                expected = f"expected only {', '.join(sorted(known))}" if known else "expected .npy members"
-                raise InputError(f"{name}: unknown array {array!r}; {expected}")
+            if array == member:
+                raise InputError(f"{name}: {member!r} is not an array, expected .npy members only")
+            if known is not None and array not in known:
+                hint = "records of other tools: python -m traces convert"
+                raise InputError(f"{name}: unknown array {array!r}, expected those of a trace ({hint})")
             if members.count(member) > 1:
                 raise InputError(f"{name}: array {array!r} is there twice")
         for member in members:
