@@ -7,6 +7,7 @@ from rich.table import Table
 
 from sim.hardware import Figure, Hardware, builtin_hardware
 from sim.model import ModelSpec, builtin_models, load_model
+from sim.policies import policy_classes
 
 
 def models_json() -> list[dict[str, Any]]:
@@ -168,4 +169,39 @@ def machine_table(name_or_path: str | Path) -> Table:
             table.add_row(f"{label}, {size / 2**20:g} MiB", text, *origin)
     waits = "yes" if hardware.software.waits_for_route else "no"
     table.add_row("host waits for the route", waits, "", f"{hardware.software.kind} software")
+    return table
+
+
+def policies_json() -> list[dict[str, Any]]:
+    """Every policy: name, summary, parameters with their defaults, and what it needs."""
+    return [
+        {
+            "name": name,
+            "summary": kind.summary,
+            "parameters": {
+                key: {"default": field.default, "type": str(field.annotation)}
+                for key, field in kind.takes.model_fields.items()
+            },
+            "needs": sorted(kind.needs),
+            "learns": kind.learns,
+            "clairvoyant": kind.clairvoyant,
+            "module": kind.__module__,
+        }
+        for name, kind in policy_classes().items()
+    ]
+
+
+def policies_table() -> Table:
+    """The same as a table."""
+    table = Table(title="policies", title_justify="left")
+    for column in ("name", "what it does", "parameters", "needs"):
+        table.add_column(column, style="bold" if column == "name" else None)
+    for name, kind in policy_classes().items():
+        parameters = ", ".join(f"{key}={field.default}" for key, field in kind.takes.model_fields.items())
+        needs = [
+            *sorted(kind.needs),
+            *(["a profile split"] if kind.learns else []),
+            *(["the future"] if kind.clairvoyant else []),
+        ]
+        table.add_row(name, kind.summary, parameters or "–", ", ".join(needs) or "–")
     return table

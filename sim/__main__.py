@@ -1,0 +1,289 @@
+"""Command line of the simulator: ``python -m sim``."""
+
+import json as json_module
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sim.plan import Discipline
+from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, replay, scene
+from traces.errors import InputError
+from traces.files import atomic_path
+
+app = App(
+    name="python -m sim",
+    help="Replay routing traces of Mixture-of-Experts models under any expert-offloading policy, in simulated time.",
+    help_format="markdown",
+    help_on_error=False,
+)
+
+_TracePath = Annotated[Path, Parameter(help="a trace, .npz")]
+_Model = Annotated[
+    str | None, Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own")
+]
+_Hardware = Annotated[str, Parameter(help="a built-in name or a profile, .toml")]
+_Cache = Annotated[
+    str, Parameter(name=["--cache"], help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
+]
+_Profile = Annotated[
+    list[Path] | None,
+    Parameter(
+        consume_multiple=True,
+        help="traces whose profile split policies learn from; default: this one and the bundled ones of the same model",
+    ),
+]
+_Split = Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")]
+_Batch = Annotated[int, Parameter(help="sequences that decode together")]
+_Set = Annotated[
+    list[str] | None,
+    Parameter(name=["--set"], consume_multiple=True, help="policy parameters, key=value, as often as needed"),
+]
+_Seed = Annotated[int, Parameter(help="for policies that draw at random")]
+_Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
+_Chunks = Annotated[int | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
+_Json = Annotated[str | None, Parameter(name=["--json"], help="write the report as JSON here, - is standard output")]
+
+
+@app.command(name="replay")
+def replay_command(
+    trace: _TracePath,
+    /,
+    *,
+    policy: Annotated[str, Parameter(help="a name of `python -m sim policies`, or module:Class")] = "lru",
+    model: _Model = None,
+    hardware: _Hardware = DEFAULT_HARDWARE,
+    cache: _Cache = DEFAULT_CACHE,
+    profile: _Profile = None,
+    split: _Split = "eval",
+    batch: _Batch = 1,
+    set_: _Set = None,
+    seed: _Seed = 0,
+    discipline: _Link = None,
+    chunks: _Chunks = None,
+    json: _Json = None,
+    timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
+) -> None:
+    """Replay a trace under one policy and report throughput, hits, latency and the bounds.
+
+    For example:
+
+    ```
+    python -m sim replay traces/mixtral_law.npz --policy lru
+    python -m sim replay traces/mixtral_law.npz --policy popularity --set by=domain --cache 16GiB --hardware rtx-4090
+    python -m sim replay traces/mixtral_law.npz --policy clairvoyant --batch 4 --timeline run.json.gz
+    ```
+    """
+    from sim.policies import policy_class
+    from sim.tables import report_view
+    from sim.timeline import timeline as open_timeline
+
+    here = scene(
+        trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
+        learns=policy_class(policy).learns,
+    )  # fmt: skip
+    watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
+    with watch as observer, _progress(here, [policy]) as advance:
+        result = replay(
+            here,
+            policy,
+            _values(set_),
+            discipline=discipline,
+            chunks=chunks,
+            observer=observer,
+            progress=advance(policy),
+        )
+    _show(report_view(result), result.to_json(), json)
+
+
+@app.command
+def compare(
+    trace: _TracePath,
+    /,
+    *,
+    policy: Annotated[
+        list[str] | None,
+        Parameter(
+            consume_multiple=True,
+            help="policies to compare, name or name,key=value,...; default: all that the trace allows",
+        ),
+    ] = None,
+    model: _Model = None,
+    hardware: _Hardware = DEFAULT_HARDWARE,
+    cache: _Cache = DEFAULT_CACHE,
+    profile: _Profile = None,
+    split: _Split = "eval",
+    batch: _Batch = 1,
+    seed: _Seed = 0,
+    discipline: _Link = None,
+    chunks: _Chunks = None,
+    json: _Json = None,
+) -> None:
+    """Replay a trace under several policies at equal GPU bytes and print one table.
+
+    For example:
+
+    ```
+    python -m sim compare traces/mixtral_law.npz
+    python -m sim compare traces/mixtral_law.npz --policy lru lfu popularity,by=domain clairvoyant --cache 50%
+    ```
+    """
+    from sim.policies import policy_class, policy_classes
+    from sim.tables import comparison
+
+    wanted = [name.split(",") for name in policy or policy_classes()]
+    kinds = [policy_class(name) for name, *_ in wanted]
+    here = scene(
+        trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
+        learns=any(kind.learns for kind in kinds),
+    )  # fmt: skip
+    if policy is None:
+        able = [not (kind.learns and not here.profile) and not _missing(here, kind.needs) for kind in kinds]
+        for (name, *_), fits in zip(wanted, able, strict=True):
+            if not fits:
+                print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
+        wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
+    results = []
+    with _progress(here, [",".join(entry) for entry in wanted]) as advance:
+        for name, *settings in wanted:
+            results.append(
+                replay(
+                    here,
+                    name,
+                    _values(settings),
+                    discipline=discipline,
+                    chunks=chunks,
+                    progress=advance(",".join([name, *settings])),
+                )
+            )
+    _show(comparison(results), [result.to_json() for result in results], json)
+
+
+def _missing(here: Scene, needs: frozenset[str]) -> list[str]:
+    return [name for name in needs if getattr(here.trace, name) is None]
+
+
+@app.command
+def policies(*, json: _Json = None) -> None:
+    """List the policies, their parameters and what they need of a trace."""
+    from sim.catalogue import policies_json, policies_table
+
+    _show(policies_table(), policies_json(), json)
+
+
+@app.command
+def models(
+    name: Annotated[str | None, Parameter(help="one model in full: a built-in name or a config.json")] = None,
+    /,
+    *,
+    json: _Json = None,
+) -> None:
+    """List the built-in models, or show one with its sizes."""
+    from sim.catalogue import model_json, model_table, models_json, models_table
+
+    if name is None:
+        _show(models_table(), models_json(), json)
+    else:
+        _show(model_table(name), model_json(name), json)
+
+
+@app.command
+def hardware(
+    name: Annotated[str | None, Parameter(help="one profile in full: a built-in name or a .toml file")] = None,
+    /,
+    *,
+    json: _Json = None,
+) -> None:
+    """List the built-in hardware profiles, or show one with the source of every figure."""
+    from sim.catalogue import hardware_json, hardware_table, machine_json, machine_table
+
+    if name is None:
+        _show(hardware_table(), hardware_json(), json)
+    else:
+        _show(machine_table(name), machine_json(name), json)
+
+
+@app.command
+def bench(
+    *,
+    tokens: Annotated[int, Parameter(help="decode tokens of the synthetic trace")] = 2000,
+    json: _Json = None,
+) -> None:
+    """Measure the engine against a bare SimPy loop with the same transfers, and print ratios.
+
+    For example:
+
+    ```
+    python -m sim bench
+    ```
+    """
+    from sim.bench import bench_json, bench_table, run_bench
+
+    rows = run_bench(tokens)
+    _show(bench_table(rows), bench_json(rows), json)
+
+
+def _values(settings: Sequence[str] | None) -> dict[str, object]:
+    """``key=value`` pairs; a value is read as JSON where it is JSON, else as text."""
+    values: dict[str, object] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set {setting!r}: expected key=value")
+        try:
+            values[key] = json_module.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+@contextmanager
+def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
+    """Progress bars on standard error, a policy after the other; nothing where that is not a terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with bar:
+        total = here.work.schedule.n_steps
+
+        def advance(name: str) -> Any:
+            task = bar.add_task(name, total=total)
+            return lambda done: bar.update(task, completed=done)
+
+        yield advance
+
+
+def _show(view: RenderableType, data: object, target: str | None) -> None:
+    """The table to standard output, unless JSON goes there."""
+    if target == "-":
+        print(json_module.dumps(data, indent=1, allow_nan=False))
+        return
+    if target is not None:
+        with atomic_path(target) as part:
+            part.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(view)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; wrong input is one line on standard error and status 2."""
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        text = " ".join(str(error).split())
+        print(f"error: {text}; see --help", file=sys.stderr)
+        return 2
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What no policy can beat: the time to compute with everything resident, and the bytes that must cross the link.
+
+A policy that computes experts elsewhere than on the GPU is outside these bounds.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from sim.cache import next_calls
+from sim.eviction import NEVER
+from sim.log import DECODE
+from sim.workload import Workload
+
+
+def fewest_bytes(offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int) -> int:
+    """Fewest bytes that serve the calls ``experts[offsets[i]:offsets[i+1]]`` from an empty cache of ``capacity`` bytes.
+
+    Keeping an expert from one call to the next that needs it saves its bytes and fills its room between them. What is
+    kept across a call must fit beside the call's own experts; wherever it does not, dropping those needed farthest in
+    the future saves most (Belady, IBM Systems J. 5(2), 1966). With unequal ``sizes`` (one a look-up, bytes) an expert
+    may be dropped in part, which can only lower the bound.
+    """
+    following = next_calls(offsets, experts).tolist()
+    ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
+    kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use
+    farthest: list[tuple[int, int]] = []  # (-that call, expert); entries of calls gone by sink below all others
+    held = loaded = 0
+
+    def shrink(held: int, room: int) -> int:
+        while held > room:
+            expert = farthest[0][1]
+            cut = min(kept[expert], held - room)
+            held -= cut
+            kept[expert] -= cut
+            if not kept[expert]:
+                del kept[expert]
+                heappop(farthest)
+        return held
+
+    for call in range(len(bounds) - 1):
+        span = range(bounds[call], bounds[call + 1])
+        for i in span:
+            have = kept.pop(ids[i], 0)
+            held -= have
+            loaded += size[i] - have
+        held = shrink(held, max(0, capacity - sum(size[i] for i in span)))
+        for i in span:
+            if following[i] != NEVER:
+                kept[ids[i]] = size[i]
+                held += size[i]
+                heappush(farthest, (-following[i], ids[i]))
+        held = shrink(held, capacity)
+    return loaded
+
+
+def fewest_decode_bytes(work: Workload, capacity: int) -> int:
+    """Fewest bytes that the decode steps of a run must load.
+
+    A stretch of decode steps begins with a warm cache, which saves at most its capacity, and at most what it needs.
+    """
+    phase, n_layers, sizes = work.schedule.phase, work.n_layers, work.lookup_bytes
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], phase == DECODE, [0]])))
+    total = 0
+    for begin, end in zip(edges[::2] * n_layers, edges[1::2] * n_layers, strict=True):
+        first, last = work.offsets[begin], work.offsets[end]
+        experts, size = work.expert[first:last], sizes[first:last]
+        _, once = np.unique(experts, return_index=True)
+        cold = fewest_bytes(work.offsets[begin : end + 1] - first, experts, size, capacity)
+        total += max(0, cold - min(capacity, int(size[once].sum())))
+    return total
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a run at a capacity.
+
+    Attributes:
+        compute_ns: GPU time of all steps, everything resident.
+        link_bytes: fewest bytes that the whole run must load from a cold cache.
+        decode_compute_ns, decode_link_bytes: the same of decode alone, from a warm cache.
+        bytes_per_s: the most that the link can move.
+    """
+
+    compute_ns: int
+    link_bytes: int
+    decode_compute_ns: int
+    decode_link_bytes: int
+    bytes_per_s: float
+
+    @property
+    def ns(self) -> float:
+        """The whole run takes at least this."""
+        return max(self.compute_ns, self.link_bytes / self.bytes_per_s * 1e9)
+
+
+def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
+    """Bounds of ``work`` at ``capacity`` bytes for experts, the policy's own tables included."""
+    compute = work.compute_ns()
+    decode = work.schedule.phase == DECODE
+    return Bounds(
+        compute_ns=int(compute.sum()),
+        link_bytes=fewest_bytes(work.offsets, work.expert, work.lookup_bytes, capacity),
+        decode_compute_ns=int(compute[decode].sum()),
+        decode_link_bytes=fewest_decode_bytes(work, capacity),
+        bytes_per_s=bytes_per_s,
+    )

@@ -1,0 +1,187 @@
+"""The GPU's expert slots: who holds one, who may lose it.
+
+Capacity is in bytes, so layers with experts of different sizes share a budget exactly; with equal sizes it is a number
+of slots. Slots may be one pool or be split over layers (a pool each); a pool has its own eviction rule.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sim.eviction import EVICTIONS, NEVER, Eviction
+from traces.errors import InputError
+
+ABSENT, LOADING, RESIDENT = 0, 1, 2
+
+
+class ExpertCache:
+    """Slots for experts, each absent, loading or resident.
+
+    Args:
+        sizes: bytes of one expert, a routed layer (L,).
+        n_experts: experts a layer, E. An expert's number is ``layer * E + expert``.
+        capacity: bytes of each pool.
+        pool: the pool of each routed layer (L,).
+        eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
+        first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
+
+    Raises InputError if a pool cannot hold one expert of a layer that it serves.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        n_experts: int,
+        capacity: Sequence[int],
+        pool: Sequence[int],
+        eviction: str | Callable[[np.ndarray], Eviction] = "lru",
+        first_call: np.ndarray | None = None,
+    ) -> None:
+        total = len(sizes) * n_experts
+        for layer, size in enumerate(sizes):
+            if capacity[pool[layer]] < size:
+                raise InputError(
+                    f"cache: {capacity[pool[layer]]} bytes for routed layer {layer} cannot hold one expert "
+                    f"of {size} bytes; give at least that"
+                )
+        if first_call is None:
+            first_call = np.full(total, NEVER, np.int64)
+        rule = EVICTIONS[eviction] if isinstance(eviction, str) else eviction
+        self.capacity = list(capacity)
+        self.free = list(capacity)
+        self.rules: list[Eviction] = [rule(first_call) for _ in capacity]
+        self.state = bytearray(total)
+        self.pinned = bytearray(total)
+        self.used = bytearray(total)
+        """1 once a resident expert has been needed since it was loaded."""
+        self.wanted_until = [-1] * total
+        """The last call that a prefetch asked each expert for."""
+        self.size = [size for size in sizes for _ in range(n_experts)]
+        self.pool = [p for p in pool for _ in range(n_experts)]
+        self.evictions = 0
+
+    def slots(self, expert: int) -> int:
+        """How many experts of this one's layer its pool can hold at once."""
+        return self.capacity[self.pool[expert]] // self.size[expert]
+
+    def needed(self, expert: int, next_call: int = NEVER) -> None:
+        """A call needs ``expert``: tell its pool's rule."""
+        self.rules[self.pool[expert]].needed(expert, next_call)
+
+    def requested(self, expert: int, call: int) -> None:
+        """A prefetch asks for ``expert`` to be there for ``call``."""
+        if call > self.wanted_until[expert]:
+            self.wanted_until[expert] = call
+        if self.state[expert] == RESIDENT:
+            self.rules[self.pool[expert]].requested(expert)
+
+    def allot(self, expert: int, passed: int, demand: bool) -> list[int] | None:
+        """Give ``expert`` room and return whom that evicted, or None if nobody may go.
+
+        Pinned and loading experts never go. Experts that a prefetch wants for a call after ``passed`` go only for a
+        demand, and only when nobody else can.
+        """
+        pool, size = self.pool[expert], self.size[expert]
+        missing = size - self.free[pool]
+        victims: list[int] = []
+        if missing > 0:
+            wanted: list[int] = []
+            candidates = self.rules[pool].candidates()
+            for other in candidates:
+                if self.state[other] != RESIDENT or self.pinned[other]:
+                    continue
+                if self.wanted_until[other] > passed:
+                    wanted.append(other)
+                    continue
+                victims.append(other)
+                missing -= self.size[other]
+                if missing <= 0:
+                    break
+            if hasattr(candidates, "close"):
+                candidates.close()
+            if missing > 0 and demand:
+                for other in wanted:
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        break
+            if missing > 0:
+                return None
+            for other in victims:
+                self.release(other)
+            self.evictions += len(victims)
+        self.free[pool] -= size
+        self.state[expert] = LOADING
+        self.used[expert] = 0
+        self.rules[pool].loaded(expert)
+        return victims
+
+    def landed(self, expert: int) -> None:
+        """The transfer of ``expert`` is complete."""
+        self.state[expert] = RESIDENT
+
+    def release(self, expert: int) -> None:
+        """Empty the slot of ``expert``: evicted, dropped after use, or its transfer abandoned."""
+        pool = self.pool[expert]
+        self.free[pool] += self.size[expert]
+        self.state[expert] = ABSENT
+        self.rules[pool].evicted(expert)
+
+    def valued(self, values: np.ndarray) -> None:
+        """Hand every pool's rule new values of being kept."""
+        for rule in self.rules:
+            rule.valued(values)
+
+
+def waves(cache: ExpertCache, experts: list[int]) -> list[list[int]]:
+    """Split the experts of one call into waves that fit its layer's slots: residents, then loading, then absent."""
+    slots = cache.slots(experts[0])
+    if len(experts) <= slots:
+        return [experts]
+    state = cache.state
+    order = sorted(experts, key=lambda e: RESIDENT - state[e])
+    return [order[i : i + slots] for i in range(0, len(order), slots)]
+
+
+def serve(cache: ExpertCache, offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
+    """Drive a cache on demand alone, without time: the calls ``experts[offsets[i]:offsets[i+1]]`` one after another.
+
+    Returns hits (N,) bool, one a look-up. Calls of one expert each are the access-by-access caches of the literature.
+    """
+    hit = np.zeros(len(experts), bool)
+    following = next_calls(offsets, experts)
+    for call in range(len(offsets) - 1):
+        first, last = int(offsets[call]), int(offsets[call + 1])
+        ids = experts[first:last].tolist()
+        for i, expert in enumerate(ids, first):
+            hit[i] = cache.state[expert] == RESIDENT
+            cache.needed(expert, int(following[i]))
+        for wave in waves(cache, ids) if ids else []:
+            for expert in wave:
+                cache.pinned[expert] = 1
+            for expert in wave:
+                if cache.state[expert] == ABSENT:
+                    if cache.allot(expert, call, demand=True) is None:
+                        raise RuntimeError(f"call {call}: no slot for expert {expert}, though its wave fits")
+                    cache.landed(expert)
+            for expert in wave:
+                cache.pinned[expert] = 0
+    return hit
+
+
+def next_calls(offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
+    """The call that needs the same expert next, a look-up (N,) int64; NEVER where there is none."""
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((call, experts))
+    following = np.full(len(experts), NEVER, np.int64)
+    same = experts[order[1:]] == experts[order[:-1]]
+    following[order[:-1][same]] = call[order[1:][same]]
+    return following
+
+
+def first_calls(offsets: np.ndarray, experts: np.ndarray, total: int) -> np.ndarray:
+    """The first call that needs each of ``total`` experts (total,) int64; NEVER for one that is never needed."""
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    first = np.full(total, NEVER, np.int64)
+    np.minimum.at(first, experts, call)
+    return first

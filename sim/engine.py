@@ -1,0 +1,363 @@
+"""The reference engine: a workload under a plan, as SimPy processes, in whole nanoseconds.
+
+Two processes run side by side: the GPU, which computes one layer call after another, and the link (``sim.link``), which
+copies experts. A call goes like this. Attention and router run; the route is now known and all experts of the call are
+looked up at once; those that are neither resident nor under way are demanded; the policy's requests of this moment
+are made; resident experts run, then those under way, then those demanded, each as soon as it is there. Experts of the
+call are pinned from its look-up to the end of its last kernel. A call that needs more experts than its slots hold runs
+in waves, residents first.
+
+A run is a pure function of workload, plan and capacity.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+from simpy import Event
+
+from sim.cache import LOADING, RESIDENT, ExpertCache, waves
+from sim.clock import ASIDE, Clock
+from sim.link import Link, Observer, Transfer
+from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
+from sim.plan import Discipline, Plan, Requests
+from sim.workload import Workload
+from traces.errors import InputError
+
+
+class SimulationError(RuntimeError):
+    """The run cannot go on: a defect of the engine or of a policy's own eviction rule, never of the input."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer."""
+
+    capacity: tuple[int, ...]
+    pool: tuple[int, ...]
+
+
+def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
+    """Share ``budget`` bytes: one pool, or a pool a layer, as even as whole experts allow (within one of each other).
+
+    Raises InputError if a pool could not hold one expert.
+    """
+    n_layers, largest = len(expert_bytes), max(expert_bytes)
+    if not per_layer:
+        if budget < largest:
+            raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
+        return Slots((budget,), (0,) * n_layers)
+    if len(set(expert_bytes)) == 1:
+        slots, more = divmod(budget // largest, n_layers)
+        capacity = tuple((slots + (layer < more)) * largest for layer in range(n_layers))
+    else:
+        capacity = (budget // n_layers,) * n_layers
+    if min(capacity) < largest:
+        raise InputError(
+            f"cache: {budget} bytes split over {n_layers} routed layers leave a layer without room for one expert of "
+            f"{largest} bytes; give at least {n_layers * largest}"
+        )
+    return Slots(capacity, tuple(range(n_layers)))
+
+
+@dataclass
+class Run:
+    """One run of the reference engine; ``log()`` executes it.
+
+    Args:
+        work: the calls.
+        plan: the policy's decisions.
+        budget: bytes of GPU memory for experts and for the policy's own tables.
+        discipline, chunks: override the plan's link settings.
+        observer: told of everything that happens.
+        progress: called with the number of steps done, now and then.
+
+    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
+    """
+
+    work: Workload
+    plan: Plan
+    budget: int
+    discipline: Discipline | None = None
+    chunks: int | None = None
+    observer: Observer | None = None
+    progress: Callable[[int], None] | None = None
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        work, plan = self.work, self.plan
+        if plan.requests is not None:
+            plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
+        every = sum(work.expert_bytes) * work.n_experts
+        budget = every if plan.everything_resident else self.budget - plan.gpu_bytes
+        slots = split_slots(budget, work.expert_bytes, plan.per_layer)
+        self.env = Clock()
+        self.cache = ExpertCache(
+            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, work.first_call()
+        )
+        copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
+        self.link = Link(
+            self.env,
+            self.cache,
+            copy_ns.__getitem__,
+            work.latency_ns,
+            self.chunks or plan.chunks or work.chunks,
+            self.discipline or plan.discipline,
+            self.counters,
+            self.observer,
+        )
+        if plan.everything_resident:
+            for expert in range(work.n_layers * work.n_experts):
+                self.cache.allot(expert, -1, demand=True)
+                self.cache.landed(expert)
+                self.cache.used[expert] = 1
+        n_steps = work.schedule.n_steps
+        self.finish = [0] * n_steps
+        self.found = bytearray(len(work.expert))  # REUSE_HIT is 0
+        self.stall_demand = [0] * work.n_calls
+        self.stall_late = [0] * work.n_calls
+        self.predict = [0] * n_steps
+        self._at_moments = _by_moment(plan, work.n_layers)
+        self._may_owe = self.observer is None and plan.prediction.critical
+        self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
+
+    def log(self) -> Log:
+        """Run to the last step's end and return what happened."""
+        gpu = self.env.process(self._gpu())
+        try:
+            self.env.run(until=gpu)
+        except RuntimeError as stuck:
+            if gpu.is_alive and "No scheduled events left" in str(stuck):
+                queued = sorted(self.link.transfers)
+                raise SimulationError(
+                    f"deadlock at {self.env.now} ns: the GPU waits and nothing moves; experts asked for: {queued[:8]}"
+                ) from None
+            raise
+        self.link.close()
+        return Log(
+            np.array(self.finish, np.int64),
+            np.frombuffer(bytes(self.found), np.uint8),
+            np.array(self.stall_demand, np.int64),
+            np.array(self.stall_late, np.int64),
+            np.array(self.predict, np.int64),
+            self.counters,
+        )
+
+    # -- the GPU -------------------------------------------------------------------------------------------------
+
+    def _gpu(self) -> Generator[Event, None, None]:
+        work, env, link = self.work, self.env, self.link
+        n_layers = work.n_layers
+        offsets, experts = work.offsets.tolist(), work.expert.tolist()
+        layer_ns, shared_ns = work.layer_ns.tolist(), work.shared_ns.tolist()
+        head_ns, phases = work.head_ns.tolist(), work.schedule.phase.tolist()
+        self._expert_ns = work.expert_ns.tolist()
+        self._next_call = work.next_call().tolist()
+        moments, observer = self._at_moments, self.observer
+        for step, phase in enumerate(phases):
+            began = env.now
+            link.phase = phase
+            if phase == PREFILL and self.plan.prediction.prompt_ns:
+                yield from self._catch_up()
+                yield from self._predicting(step, self.plan.prediction.prompt_ns, step * n_layers, "prompt")
+            moment = step * (n_layers + 1)
+            if moment in moments:
+                yield from self._catch_up()
+                yield from self._decide(moment, step)
+                link.kick()
+            for layer in range(n_layers):
+                call = step * n_layers + layer
+                if self._alone():
+                    self._owed += layer_ns[call]
+                else:
+                    begin = env.now
+                    yield env.timeout(layer_ns[call])
+                    if observer:
+                        observer.compute(begin, env.now, "attention", call)
+                first = offsets[call]
+                yield from self._call(call, step, first, experts[first : offsets[call + 1]], shared_ns[call])
+            if self._alone():
+                self._owed += head_ns[step]
+            else:
+                begin = env.now
+                yield env.timeout(head_ns[step])
+                if observer:
+                    observer.compute(begin, env.now, "head", (step + 1) * n_layers - 1)
+            self.finish[step] = env.now + self._owed
+            if observer:
+                observer.step(began, env.now, step, phase == PREFILL)
+            if self.progress and not step % 64:
+                self.progress(step)
+
+    def _alone(self) -> bool:
+        """Nothing but the GPU can act: its time may be owed instead of becoming an event."""
+        return self._may_owe and self.link.idle
+
+    def _catch_up(self) -> Generator[Event, None, None]:
+        """Spend the time owed, before anything that must happen at its hour."""
+        if self._owed:
+            owed, self._owed = self._owed, 0
+            yield self.env.timeout(owed)
+
+    def _call(self, call: int, step: int, first: int, needed: list[int], busy: int) -> Generator[Event, None, None]:
+        """One routed layer once its route is known; ``busy`` ns of other work runs with its residents."""
+        link = self.link
+        costs = self._expert_ns[first : first + len(needed)]
+        late = self._look_up(call, needed, first)
+        link.passed = call
+        moment = call + step + 1
+        streams = self.plan.stream_prefill and link.phase == PREFILL and (call + 1) % self.work.n_layers
+        if not (late or self._missed or moment in self._at_moments or streams) and self._alone() and self.plan.keep:
+            self._owed += busy + sum(costs)
+            return
+        yield from self._catch_up()
+        groups = waves(self.cache, needed) if needed else [needed]
+        if len(groups) > 1:
+            of = dict(zip(needed, costs, strict=True))
+            costs = [of[expert] for expert in groups[0]]
+        ready, waiting = self._claim(groups[0], costs)
+        if moment in self._at_moments:
+            link.kick()  # demands are on their way before the policy thinks
+            yield from self._decide(moment, step)
+        if streams:
+            self._stream_next_layer(call + 1)
+        link.kick()
+        yield from self._compute(call, groups[0], busy + ready, waiting, late)
+        for group in groups[1:]:
+            ready, waiting = self._claim(group, [of[expert] for expert in group])
+            link.kick()
+            yield from self._compute(call, group, ready, waiting, late)
+
+    def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
+        """Find each needed expert resident, under way or absent; return those under way."""
+        cache, link, counters, found = self.cache, self.link, self.counters, self.found
+        rules, pool, used, next_call = cache.rules, cache.pool, cache.used, self._next_call
+        late: set[int] = set()
+        self._missed = False
+        for i, expert in enumerate(needed, first):
+            rules[pool[expert]].needed(expert, next_call[i])
+            state = cache.state[expert]
+            if state == RESIDENT:
+                if not used[expert]:
+                    found[i] = PREFETCH_HIT
+                    used[expert] = 1
+                    counters.useful_prefetch(expert)
+                continue
+            link.forget_if_passed(expert, call)
+            transfer = link.transfers.get(expert)
+            if transfer is None:
+                found[i] = MISS
+                self._missed = True
+            else:
+                found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
+                counters.late[transfer.phase] += 1
+                late.add(expert)
+                link.demand(expert)
+        return late
+
+    def _claim(self, group: list[int], costs: list[int]) -> tuple[int, list[tuple[Transfer, int]]]:
+        """Pin a wave and demand what it lacks.
+
+        Returns the time of what is resident, and what to wait for with the time of each, those under way first.
+        """
+        pinned, state, link = self.cache.pinned, self.cache.state, self.link
+        under_way: list[tuple[Transfer, int]] = []
+        absent: list[tuple[Transfer, int]] = []
+        ready = 0
+        for expert, cost in zip(group, costs, strict=True):
+            pinned[expert] = 1
+            if state[expert] == RESIDENT:
+                ready += cost
+            else:
+                which = under_way if expert in link.transfers else absent
+                which.append((link.demand(expert), cost))
+        return ready, under_way + absent
+
+    def _compute(
+        self, call: int, group: list[int], busy: int, waiting: list[tuple[Transfer, int]], late: set[int]
+    ) -> Generator[Event, None, None]:
+        """Run a wave: ``busy`` ns at once, the rest in order as it lands; then let go of its slots."""
+        env, cache, link, observer = self.env, self.cache, self.link, self.observer
+        for transfer, cost in waiting:
+            expert = transfer.expert
+            if cache.state[expert] != RESIDENT and busy:
+                begin = env.now
+                yield env.timeout(busy)
+                if observer:
+                    observer.compute(begin, env.now, "experts", call)
+                busy = 0
+            if cache.state[expert] != RESIDENT:
+                begin = env.now
+                transfer.event = env.event()
+                yield transfer.event
+                kind = "late" if expert in late else "demand"
+                (self.stall_late if expert in late else self.stall_demand)[call] += env.now - begin
+                if observer:
+                    observer.stall(begin, env.now, expert, call, kind)
+            cache.used[expert] = 1
+            busy += cost
+        if busy:
+            begin = env.now
+            yield env.timeout(busy)
+            if observer:
+                observer.compute(begin, env.now, "experts", call)
+        for expert in group:
+            cache.pinned[expert] = 0
+            if not self.plan.keep:
+                cache.release(expert)
+        link.kick()
+
+    # -- the policy ----------------------------------------------------------------------------------------------
+
+    def _decide(self, moment: int, step: int) -> Generator[Event, None, None]:
+        """Execute the plan at a moment: new values, the cost of predicting, requests."""
+        values, cost, requests = self._at_moments[moment]
+        if values is not None:
+            self.cache.valued(values)
+        if cost and self.plan.prediction.critical:
+            yield from self._predicting(step, cost, max(0, moment - step - 1), "predict")
+        elif cost:
+            self.env.call(cost, ASIDE, lambda _: self._request(requests, aside=True))
+            return
+        self._request(requests, aside=False)
+
+    def _predicting(self, step: int, cost: int, call: int, what: str) -> Generator[Event, None, None]:
+        begin = self.env.now
+        yield self.env.timeout(cost)
+        self.predict[step] += cost
+        if self.observer:
+            self.observer.compute(begin, self.env.now, what, call)
+
+    def _request(self, requests: list[tuple[int, int, int]], aside: bool) -> None:
+        link = self.link
+        for expert, call, priority in requests:
+            if call > link.passed:
+                link.request(expert, call, priority)
+        if aside:
+            link.kick()
+
+    def _stream_next_layer(self, call: int) -> None:
+        n_experts = self.work.n_experts
+        layer = call % self.work.n_layers
+        for expert in range(layer * n_experts, (layer + 1) * n_experts):
+            self.link.request(expert, call, call)
+
+
+def _by_moment(plan: Plan, n_layers: int) -> dict[int, tuple[np.ndarray | None, int, list[tuple[int, int, int]]]]:
+    """The plan by moment: values that come into force, ns of prediction, requests (expert, call, priority)."""
+    table: dict[int, tuple[np.ndarray | None, int, list[tuple[int, int, int]]]] = {}
+    nothing: tuple[None, int, list[tuple[int, int, int]]] = (None, 0, [])
+    if plan.requests is not None:
+        r: Requests = plan.requests
+        rows = list(zip(r.expert.tolist(), r.call.tolist(), r.priority.tolist(), strict=True))
+        bounds = r.offsets.tolist()
+        for i, moment in enumerate(r.moment.tolist()):
+            table[moment] = (None, 0, rows[bounds[i] : bounds[i + 1]])
+    for moment, ns in zip(plan.prediction.moment.tolist(), plan.prediction.ns.tolist(), strict=True):
+        values, _, requests = table.get(moment, nothing)
+        table[moment] = (values, ns, requests)
+    if plan.values is not None:
+        for moment, row in zip(plan.values.moment.tolist(), plan.values.index.tolist(), strict=True):
+            _, ns, requests = table.get(moment, nothing)
+            table[moment] = (plan.values.table[row], ns, requests)
+    return table

@@ -1,0 +1,211 @@
+"""Who leaves when a slot is needed: one small class a rule.
+
+A rule keeps the experts of one pool in the order in which they should go. The cache tells it what happens and asks for
+candidates; which of them may really go (nothing pinned, nothing still loading) is the cache's business. Experts are
+known by their flat number, ``layer * E + expert``.
+
+A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+NEVER = np.iinfo(np.int64).max
+"""Next use of an expert that is not used again."""
+
+
+class Eviction(Protocol):
+    """An eviction rule for one pool of slots."""
+
+    def needed(self, expert: int, next_call: int) -> None:
+        """Note that a layer call needs ``expert``, resident or not.
+
+        Experts of a call come in rising order. ``next_call`` is the call that needs it next (NEVER for none): the
+        future, for clairvoyant rules alone.
+        """
+
+    def requested(self, expert: int) -> None:
+        """Note that a prefetch asks for ``expert``, which is resident."""
+
+    def loaded(self, expert: int) -> None:
+        """Note that ``expert`` was given a slot."""
+
+    def evicted(self, expert: int) -> None:
+        """Note that ``expert`` left its slot."""
+
+    def valued(self, values: np.ndarray) -> None:
+        """Take new values of being kept, one an expert (all layers), larger for longer."""
+
+    def candidates(self) -> Iterator[int]:
+        """Yield experts from the first that should go to the last.
+
+        May include experts that hold no slot yet; the cache passes over those. The cache stops reading as soon as it
+        has what it needs and calls ``evicted`` only after it has closed the iterator.
+        """
+
+
+class _Rule:
+    """The parts that most rules leave empty."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        """``first_call``: the first call that needs each expert (NEVER for none), for clairvoyant rules alone."""
+
+    def needed(self, expert: int, next_call: int) -> None:
+        pass
+
+    def requested(self, expert: int) -> None:
+        pass
+
+    def valued(self, values: np.ndarray) -> None:
+        pass
+
+
+class FIFO(_Rule):
+    """First in, first out."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def loaded(self, expert: int) -> None:
+        self._order[expert] = None
+
+    def evicted(self, expert: int) -> None:
+        self._order.pop(expert, None)
+
+    def candidates(self) -> Iterator[int]:
+        return iter(self._order)
+
+
+class LRU(FIFO):
+    """Least recently used, where a prefetch that asks for a resident expert counts as a use.
+
+    Recency is that of the look-up, so the experts of one call keep their order whether they were resident or not.
+    """
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._order[expert] = None
+        self._order.move_to_end(expert)
+
+    def requested(self, expert: int) -> None:
+        self._order.move_to_end(expert)
+
+
+class _Heap(_Rule):
+    """Experts by a key that changes; entries whose key has changed since are passed over when they come up."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        self._key: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], int]] = []
+        self._clock = 0
+
+    def _place(self, expert: int, rank: int, tie: int) -> None:
+        key = (rank, tie)
+        self._key[expert] = key
+        if len(self._heap) > 4 * len(self._key) + 64:
+            self._heap = [(k, e) for e, k in self._key.items()]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (key, expert))
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def evicted(self, expert: int) -> None:
+        self._key.pop(expert, None)
+
+    def candidates(self) -> Iterator[int]:
+        seen: list[tuple[tuple[int, int], int]] = []
+        try:
+            while self._heap:
+                entry = heappop(self._heap)
+                if self._key.get(entry[1]) == entry[0]:
+                    seen.append(entry)
+                    yield entry[1]
+        finally:
+            for entry in seen:
+                heappush(self._heap, entry)
+
+
+class LFU(_Heap):
+    """Least often needed since it was loaded; ties by recency."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._uses: dict[int, int] = {}
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._uses[expert] = uses = self._uses.get(expert, 0) + 1
+        self._place(expert, uses, self._tick())
+
+    def loaded(self, expert: int) -> None:
+        if expert not in self._key:
+            self._place(expert, self._uses.get(expert, 0), self._tick())
+
+    def evicted(self, expert: int) -> None:
+        super().evicted(expert)
+        self._uses.pop(expert, None)
+
+
+class PerfectLFU(LFU):
+    """Least often needed since the run began, in a slot or not; ties by recency."""
+
+    def evicted(self, expert: int) -> None:
+        _Heap.evicted(self, expert)
+
+
+class Score(_Heap):
+    """Lowest value first, as a policy last said; ties by recency. Values change by ``valued``."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._values = np.zeros(len(first_call), np.int64)
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._place(expert, int(self._values[expert]), self._tick())
+
+    def loaded(self, expert: int) -> None:
+        if expert not in self._key:
+            self._place(expert, int(self._values[expert]), self._tick())
+
+    def valued(self, values: np.ndarray) -> None:
+        self._values = values
+        self._key = {e: (int(values[e]), tie) for e, (_, tie) in self._key.items()}
+        self._heap = [(k, e) for e, k in self._key.items()]
+        heapify(self._heap)
+
+
+class NextUse(_Heap):
+    """Belady's MIN: the expert needed farthest in the future goes first (L. A. Belady, IBM Systems J. 5(2), 1966)."""
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._next = first_call.tolist()
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._next[expert] = next_call
+        self._place(expert, -next_call, expert)
+
+    def loaded(self, expert: int) -> None:
+        if expert not in self._key:
+            self._place(expert, -self._next[expert], expert)
+
+
+EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
+    "lru": LRU,
+    "fifo": FIFO,
+    "lfu": LFU,
+    "perfect-lfu": PerfectLFU,
+    "score": Score,
+    "next-use": NextUse,
+}
+"""The rules that both engines know, by name."""
+
+
+def eviction_names() -> Iterable[str]:
+    """Names that ``Plan(eviction=...)`` takes."""
+    return EVICTIONS.keys()

@@ -1,0 +1,74 @@
+"""What happened in a run, as integers: the common record of every engine, from which reports are made."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS = range(5)
+"""What a look-up found."""
+
+PREFILL, DECODE = 0, 1
+"""Index of a phase in every counter below."""
+
+
+def _pair() -> list[int]:
+    return [0, 0]
+
+
+@dataclass
+class Counters:
+    """Totals of a run, ``[prefill, decode]`` each.
+
+    Transfers and what becomes of a prefetch are counted in the phase that issued it, evictions in the phase in which
+    they happen.
+    """
+
+    issued: list[int] = field(default_factory=_pair)
+    useful: list[int] = field(default_factory=_pair)
+    late: list[int] = field(default_factory=_pair)
+    unused: list[int] = field(default_factory=_pair)
+    cancelled: list[int] = field(default_factory=_pair)
+    in_flight: list[int] = field(default_factory=_pair)
+    demand_bytes: list[int] = field(default_factory=_pair)
+    prefetch_bytes: list[int] = field(default_factory=_pair)
+    wasted: list[int] = field(default_factory=_pair)
+    evictions: list[int] = field(default_factory=_pair)
+    landed_unused: dict[int, int] = field(default_factory=dict)
+    """Experts that a prefetch brought and that nobody has needed yet: the phase that issued it."""
+
+    def moved(self, prefetch: bool, phase: int, size: int) -> None:
+        """``size`` bytes crossed the link."""
+        (self.prefetch_bytes if prefetch else self.demand_bytes)[phase] += size
+
+    def useful_prefetch(self, expert: int) -> None:
+        """An expert that a prefetch brought is needed for the first time."""
+        phase = self.landed_unused.pop(expert, None)
+        if phase is not None:
+            self.useful[phase] += 1
+
+    def unused_prefetch(self, expert: int, size: int) -> None:
+        """An expert that a prefetch brought leaves, or the run ends, before anybody needed it."""
+        phase = self.landed_unused.pop(expert, None)
+        if phase is not None:
+            self.unused[phase] += 1
+            self.wasted[phase] += size
+
+
+@dataclass(frozen=True)
+class Log:
+    """One run.
+
+    Attributes:
+        finish: when each step ended (S,) int64 ns.
+        found: what each look-up found (N,) uint8, in the order of ``Workload.expert``.
+        stall_demand, stall_late: GPU time spent waiting, a call (S * L,) int64 ns.
+        predict: time spent predicting on the critical path, a step (S,) int64 ns.
+        counters: totals.
+    """
+
+    finish: np.ndarray
+    found: np.ndarray
+    stall_demand: np.ndarray
+    stall_late: np.ndarray
+    predict: np.ndarray
+    counters: Counters

@@ -1,0 +1,89 @@
+"""Offloading policies, one file each, found by name.
+
+Names come from three places: the modules of this package, the entry-point group ``moe_replay.policies`` of installed
+packages, and ``module:Class`` for one that is only importable.
+"""
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from inspect import isclass
+from pkgutil import iter_modules
+
+from pydantic import ValidationError
+
+from sim.policies.base import Parameters, Policy, Setting
+from traces.errors import InputError
+
+__all__ = ["Parameters", "Policy", "Setting", "make_policy", "policy_class", "policy_classes"]
+
+GROUP = "moe_replay.policies"
+
+
+@cache
+def policy_classes() -> dict[str, type[Policy]]:
+    """All policies by name: those of this package, then those that installed packages register.
+
+    Raises InputError if an entry point does not name a Policy, or takes a name that is taken.
+    """
+    found: dict[str, type[Policy]] = {}
+    for module in iter_modules(__path__, f"{__name__}."):
+        for value in vars(import_module(module.name)).values():
+            if _is_policy(value) and value.__module__ == module.name:
+                found[value.name] = value
+    for point in entry_points(group=GROUP):
+        value = _imported(point.value, f"entry point {point.name!r}")
+        if found.setdefault(value.name, value) is not value:
+            raise InputError(
+                f"entry point {point.name!r} ({point.value}): the policy name {value.name!r} is taken by "
+                f"{found[value.name]}"
+            )
+    return dict(sorted(found.items()))
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The policy called ``name``, or ``module:Class``. Raises InputError that lists the names."""
+    if ":" in name:
+        return _imported(name, f"policy {name!r}")
+    try:
+        return policy_classes()[name]
+    except KeyError:
+        raise InputError(
+            f"policy {name!r} is unknown; expected one of {', '.join(policy_classes())}, or module:Class"
+        ) from None
+
+
+def make_policy(name: str, setting: Setting, values: dict[str, object] | None = None) -> Policy:
+    """Build the policy ``name`` with parameters ``values``. Raises InputError naming a wrong parameter."""
+    kind = policy_class(name)
+    try:
+        parameters = kind.takes.model_validate(values or {})
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        known = ", ".join(kind.takes.model_fields) or "none"
+        raise InputError(
+            f"policy {kind.name}: parameter {where} = {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]} "
+            f"(parameters: {known})"
+        ) from None
+    return kind(setting, parameters)
+
+
+def _is_policy(value: object) -> bool:
+    return (
+        isclass(value)
+        and issubclass(value, Policy)
+        and not getattr(value, "__abstractmethods__", None)
+        and hasattr(value, "name")
+    )
+
+
+def _imported(path: str, what: str) -> type[Policy]:
+    module, _, name = path.partition(":")
+    try:
+        value = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as wrong:
+        raise InputError(f"{what}: cannot import {path!r}: {wrong}") from None
+    if not _is_policy(value):
+        raise InputError(f"{what}: {path!r} is not a sim.policies.Policy with a name and a plan method")
+    return value

@@ -1,0 +1,16 @@
+"""Everything resident: what a GPU large enough would do."""
+
+from sim.plan import Plan
+from sim.policies.base import Policy
+from sim.view import View
+
+
+class AllInGPU(Policy):
+    """Every expert is on the GPU from the start, whatever the budget: the compute bound, not a system of equal memory."""
+
+    name = "all-in-gpu"
+    summary = "reference: every expert resident from the start, whatever the budget"
+
+    def plan(self, view: View) -> Plan:
+        """Nothing to decide."""
+        return Plan(everything_resident=True)

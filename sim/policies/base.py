@@ -1,0 +1,65 @@
+"""What a policy is: a class with a name, typed parameters and one method.
+
+To add one, copy a file of this folder; nothing else is touched. A policy of another package registers itself under the
+entry-point group ``moe_replay.policies``, or is named as ``module:Class``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from sim.model import ModelSpec
+from sim.plan import Plan
+from sim.view import View
+from traces.trace import Trace
+
+
+class Parameters(BaseModel):
+    """Base of a policy's parameters: unknown names and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy knows before the run begins.
+
+    Attributes:
+        model: the model whose experts are offloaded.
+        budget: bytes of GPU memory for experts and the policy's own tables.
+        profile: traces of the profile split, from which it may learn.
+        seed: for whatever it draws at random.
+    """
+
+    model: ModelSpec
+    budget: int
+    profile: Sequence[Trace]
+    seed: int = 0
+
+
+class Policy(ABC):
+    """One way of predicting, prefetching and evicting experts.
+
+    Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
+    (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the future,
+    and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it).
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    takes: ClassVar[type[Parameters]] = Parameters
+    needs: ClassVar[frozenset[str]] = frozenset()
+    learns: ClassVar[bool] = False
+    clairvoyant: ClassVar[bool] = False
+    rank_aware: ClassVar[bool] = False
+
+    def __init__(self, setting: Setting, parameters: Parameters) -> None:
+        self.setting = setting
+        self.parameters = parameters
+
+    @abstractmethod
+    def plan(self, view: View) -> Plan:
+        """Decide for every step of ``view``, from what each moment knows."""

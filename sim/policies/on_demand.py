@@ -1,0 +1,16 @@
+"""Pure streaming: every expert is copied when it is needed and none is kept."""
+
+from sim.plan import Plan
+from sim.policies.base import Policy
+from sim.view import View
+
+
+class OnDemand(Policy):
+    """No cache, no prediction: the floor of the field."""
+
+    name = "on-demand"
+    summary = "copy every expert when it is needed, keep none (pure streaming)"
+
+    def plan(self, view: View) -> Plan:
+        """Keep nothing."""
+        return Plan(eviction="fifo", keep=False)

@@ -1,0 +1,86 @@
+"""Keep the experts that were most popular when profiled, over all domains or for the domain at hand."""
+
+from typing import Literal
+
+import numpy as np
+
+from sim.log import DECODE
+from sim.plan import Plan, Requests, Values
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.view import View
+from traces.trace import Trace
+
+
+class PopularityParameters(base.Parameters):
+    """Parameters of popularity.
+
+    Attributes:
+        by: counts over the whole profile split, or over the sequences that carry the same domain label as the running
+            ones (so this variant is told the domain; a domain without a profile falls back to the whole).
+    """
+
+    by: Literal["all", "domain"] = "all"
+
+
+class Popularity(Policy):
+    """Prefetch the most popular experts once and evict the least popular."""
+
+    name = "popularity"
+    summary = "keep the experts most used in the profile split (by=domain: in the domain at hand)"
+    takes = PopularityParameters
+    parameters: PopularityParameters
+    learns = True
+
+    def plan(self, view: View) -> Plan:
+        """Value experts by their counts; ask for the most valuable whenever the values change."""
+        groups = self._groups(view)
+        changed = [step for step, group in enumerate(groups) if step == 0 or group != groups[step - 1]]
+        distinct = sorted({groups[step] for step in changed})
+        table = np.stack([self._counts(view, group) for group in distinct])
+        index = np.array([distinct.index(groups[step]) for step in changed], np.int64)
+        begin = np.array(changed, np.int64)
+        return Plan(
+            eviction="score",
+            values=Values(view.moment(begin, 0), index, table),
+            requests=self._requests(view, begin, np.append(begin[1:], view.n_steps), table[index]),
+            stream_prefill=True,
+        )
+
+    def _groups(self, view: View) -> list[tuple[str, ...]]:
+        """The domains that run in each step; nothing where all are counted alike."""
+        if self.parameters.by == "all":
+            return [()] * view.n_steps
+        running: list[set[str]] = [set() for _ in range(view.n_steps)]
+        for step, sequence in zip(view.step.tolist(), view.sequence.tolist(), strict=True):
+            running[step].add(str(view.domain()[sequence]))
+        return [tuple(sorted(names)) for names in running]
+
+    def _counts(self, view: View, domains: tuple[str, ...]) -> np.ndarray:
+        """How often each expert was taken by decode tokens of the profile (L * E,) int64."""
+        total = np.zeros(view.n_layers * view.n_experts, np.int64)
+        for trace in self.setting.profile:
+            total += _count(trace, trace.phase == DECODE, domains)
+        return total if total.any() or not domains else self._counts(view, ())
+
+    def _requests(self, view: View, begin: np.ndarray, end: np.ndarray, values: np.ndarray) -> Requests:
+        """The experts that fit, most valuable first, asked for at ``begin`` and wanted until the values change."""
+        sizes = np.repeat(np.array(self.setting.model.expert_bytes, np.int64), view.n_experts)
+        columns: list[np.ndarray] = []
+        for first, last, value in zip(begin.tolist(), end.tolist(), values, strict=True):
+            order = np.lexsort((np.arange(len(value)), -value))
+            chosen = order[(np.cumsum(sizes[order]) <= self.setting.budget) & (value[order] > 0)]
+            layer = chosen // view.n_experts
+            call = (last - 1) * view.n_layers + layer
+            columns.append(
+                np.stack([np.full(len(chosen), first * (view.n_layers + 1)), call, chosen, np.arange(len(chosen))])
+            )
+        return Requests.build(*np.concatenate(columns, axis=1))
+
+
+def _count(trace: Trace, rows: np.ndarray, domains: tuple[str, ...]) -> np.ndarray:
+    if domains:
+        rows = rows & np.isin(trace.domain[trace.sequence], domains)
+    routes = trace.experts[rows].astype(np.int64)
+    flat = (np.arange(trace.n_layers)[:, None] * trace.n_experts + routes)[routes >= 0]
+    return np.bincount(flat, minlength=trace.n_layers * trace.n_experts)

@@ -1,0 +1,40 @@
+"""Predict that a token takes the experts of the token before it: the simplest predictor, and a hard one to beat."""
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan, Requests
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.view import View
+
+
+class PreviousTokenParameters(base.Parameters):
+    """Parameters of previous-token.
+
+    Attributes:
+        ahead: how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins.
+    """
+
+    ahead: int = Field(default=0, ge=0)
+
+
+class PreviousToken(Policy):
+    """Prefetch, layer after layer, the experts that the previous token of the same sequence took; evict by LRU."""
+
+    name = "previous-token"
+    summary = "prefetch the experts of the token before, evict the least recently used"
+    takes = PreviousTokenParameters
+    parameters: PreviousTokenParameters
+
+    def plan(self, view: View) -> Plan:
+        """Ask for each layer's experts ``ahead`` layers before it, or all at the step's beginning."""
+        route = view.previous_route()
+        row, layer, _ = np.nonzero(route >= 0)
+        expert = layer * view.n_experts + route[route >= 0]
+        ahead = self.parameters.ahead or view.n_layers
+        moment = view.moment(view.step[row], np.maximum(layer + 1 - ahead, 0))
+        call = view.step[row] * view.n_layers + layer
+        # Rows of a batch ask for the same expert: once is enough.
+        rows = np.unique(np.stack([moment, call, expert.astype(np.int64)]), axis=1)
+        return Plan(eviction="lru", requests=Requests.build(*rows), stream_prefill=True)

@@ -1,0 +1,64 @@
+"""Plain caches that fetch on demand: LRU, LFU and FIFO, one pool or a pool a layer."""
+
+from typing import ClassVar, Literal
+
+from sim.plan import Plan
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.view import View
+
+
+class CacheParameters(base.Parameters):
+    """Parameters of a plain cache.
+
+    Attributes:
+        scope: share the slots over all layers, or split them evenly, a pool a layer.
+    """
+
+    scope: Literal["global", "layer"] = "global"
+
+
+class LFUParameters(CacheParameters):
+    """Parameters of LFU.
+
+    Attributes:
+        counts: uses count while an expert is resident, or since the run began.
+    """
+
+    counts: Literal["resident", "always"] = "resident"
+
+
+class LRU(Policy):
+    """Evict the least recently needed expert."""
+
+    name = "lru"
+    summary = "cache, evict the least recently used"
+    takes = CacheParameters
+    parameters: CacheParameters
+    eviction: ClassVar[str] = "lru"
+
+    def plan(self, view: View) -> Plan:
+        """Fetch on demand."""
+        return Plan(eviction=self.eviction, per_layer=self.parameters.scope == "layer")
+
+
+class FIFO(LRU):
+    """Evict the expert that has been resident longest."""
+
+    name = "fifo"
+    summary = "cache, evict the first that came in"
+    eviction = "fifo"
+
+
+class LFU(LRU):
+    """Evict the expert needed least often."""
+
+    name = "lfu"
+    summary = "cache, evict the least often used"
+    takes = LFUParameters
+    parameters: LFUParameters
+
+    def plan(self, view: View) -> Plan:
+        """Fetch on demand."""
+        rule = "lfu" if self.parameters.counts == "resident" else "perfect-lfu"
+        return Plan(eviction=rule, per_layer=self.parameters.scope == "layer")

@@ -1,0 +1,271 @@
+"""Replay a trace under a policy: from names and files to a report."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.bounds import Bounds, bounds
+from sim.capacity import describe_capacity, parse_capacity
+from sim.engine import Run
+from sim.hardware import Hardware
+from sim.link import Observer
+from sim.log import Log
+from sim.metrics import Report, report
+from sim.model import ModelSpec, resolve_model
+from sim.plan import Discipline, Plan
+from sim.policies import Setting, make_policy, policy_class
+from sim.view import View
+from sim.workload import Workload, batched, workload
+from traces.errors import InputError
+from traces.trace import Trace
+
+DEFAULT_HARDWARE = "l40"
+DEFAULT_CACHE = "25%"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything of a run but the policy: what is replayed, on what, with how much memory.
+
+    Made once by ``scene`` and shared by all policies of a comparison.
+    """
+
+    trace: Trace
+    profile: tuple[Trace, ...]
+    model: ModelSpec
+    hardware: Hardware
+    budget: int
+    batch: int
+    split: str
+    seed: int
+    work: Workload
+    bound: Bounds
+
+
+def bundled_traces() -> list[Path]:
+    """The traces that come with the project."""
+    folder = resources.files("traces")
+    return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".npz"))
+
+
+def scene(
+    trace_path: str | Path,
+    *,
+    model: str | None = None,
+    hardware: str = DEFAULT_HARDWARE,
+    cache_size: str = DEFAULT_CACHE,
+    profile: Sequence[str | Path] | None = None,
+    split: str = "eval",
+    batch: int = 1,
+    seed: int = 0,
+    learns: bool = True,
+) -> Scene:
+    """Load a trace and set it up on a machine.
+
+    Args:
+        trace_path: the trace to replay.
+        model: whose costs are charged, a built-in name or a config.json; by default what the trace says.
+        hardware: a built-in profile or a toml file.
+        cache_size: GPU memory for experts, as ``sim.capacity`` reads it.
+        profile: traces from whose profile split policies learn; by default the bundled traces of the same model,
+            and the trace itself.
+        split: eval, profile or all.
+        batch: sequences that decode together.
+        seed: for policies that draw at random.
+        learns: False skips loading profiles that no policy of this run reads.
+
+    Raises InputError for anything that a person got wrong.
+    """
+    whole = Trace.load(trace_path)
+    spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
+    machine = Hardware.load(hardware)
+    trace = whole.select(split)
+    budget = parse_capacity(cache_size, spec.expert_bytes, spec.experts)
+    work = workload(trace, spec, machine, batched(trace, batch))
+    return Scene(
+        trace=trace,
+        profile=tuple(_profiles(whole, profile)) if learns else (),
+        model=spec,
+        hardware=machine,
+        budget=budget,
+        batch=batch,
+        split=split,
+        seed=seed,
+        work=work,
+        bound=bounds(work, budget, machine.link_bytes_per_s),
+    )
+
+
+def _profiles(whole: Trace, named: Sequence[str | Path] | None) -> list[Trace]:
+    """The profile splits to learn from; a bundled trace counts if it is of the same model and shape."""
+    found: dict[str, Trace] = {}
+    if named is None:
+        candidates = [whole, *(Trace.load(path) for path in bundled_traces())]
+        candidates = [t for t in candidates if _same_model(t, whole)]
+    else:
+        candidates = [Trace.load(path) for path in named]
+        for other in candidates:
+            if not _same_model(other, whole):
+                raise InputError(
+                    f"--profile {other.source}: {_shape(other)}; expected the shape and embedding basis of the trace, "
+                    f"{_shape(whole)}"
+                )
+    for candidate in candidates:
+        if (candidate.split == "profile").any():
+            found.setdefault(candidate.sha256, candidate.select("profile"))
+        elif named is not None:
+            raise InputError(f"--profile {candidate.source}: no sequence of split profile; expected at least one")
+    return list(found.values())
+
+
+def _shape(t: Trace) -> str:
+    return f"{t.meta['model'].get('name')}, {t.n_layers} layers x {t.n_experts} experts"
+
+
+def _same_model(a: Trace, b: Trace) -> bool:
+    same = (a.n_layers, a.n_experts, a.meta["model"].get("name")) == (
+        b.n_layers,
+        b.n_experts,
+        b.meta["model"].get("name"),
+    )
+    basis = [t.meta.get("embedding", {}).get("basis_sha256") for t in (a, b)]
+    return same and (None in basis or basis[0] == basis[1])
+
+
+def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None) -> tuple[Plan, dict[str, Any]]:
+    """The plan of ``policy`` for a scene, and its parameters in full. Raises InputError."""
+    kind = policy_class(policy)
+    missing = [name for name in sorted(kind.needs) if getattr(scene.trace, name) is None]
+    if missing:
+        raise InputError(
+            f"policy {kind.name}: the trace {scene.trace.source} has no array {missing[0]}, which it needs"
+        )
+    if kind.learns and not scene.profile:
+        raise InputError(
+            f"policy {kind.name}: it learns from a profile split and {scene.trace.source} has none; "
+            f"name traces with --profile"
+        )
+    made = make_policy(policy, Setting(scene.model, scene.budget, scene.profile, scene.seed), values)
+    plan = made.plan(View(scene.trace, scene.work, kind.clairvoyant))
+    return plan, made.parameters.model_dump()
+
+
+def replay(
+    scene: Scene,
+    policy: str,
+    values: dict[str, object] | None = None,
+    *,
+    discipline: Discipline | None = None,
+    chunks: int | None = None,
+    observer: Observer | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Run one policy over a scene and report. Raises InputError."""
+    plan, parameters = plan_for(scene, policy, values)
+    run = Run(scene.work, plan, scene.budget, discipline, chunks, observer, progress)
+    return describe(scene, plan, policy_class(policy).name, parameters, values or {}, run.log(), discipline, chunks)
+
+
+def describe(
+    scene: Scene,
+    plan: Plan,
+    policy: str,
+    parameters: dict[str, Any],
+    given: Mapping[str, object],
+    log: Log,
+    discipline: Discipline | None = None,
+    chunks: int | None = None,
+) -> Report:
+    """The report of a run of ``scene``; ``given`` are the parameters that a person set."""
+    model = scene.model
+    every = model.all_expert_bytes
+    gpu = {
+        "experts": every if plan.everything_resident else scene.budget - plan.gpu_bytes,
+        "resident_model": model.resident_bytes,
+        "policy": plan.gpu_bytes,
+        "kv": _most_kv(scene),
+    }
+    settings = {
+        "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts),
+        "cache_bytes": scene.budget,
+        "batch": scene.batch,
+        "split": scene.split,
+        "discipline": discipline or plan.discipline,
+        "chunks": chunks or plan.chunks or scene.work.chunks,
+        "engine": "simpy",
+        "set": {name: parameters[name] for name in given if name in parameters},
+    }
+    # A reference that holds every expert is not held to what a smaller memory must move.
+    bound = replace(scene.bound, link_bytes=0, decode_link_bytes=0) if plan.everything_resident else scene.bound
+    return report(
+        scene.work,
+        log,
+        bound,
+        policy=policy,
+        parameters=parameters,
+        gpu_bytes=gpu,
+        clock="simulated",
+        provenance=_provenance(scene),
+        settings=settings,
+        notes=_notes(scene, plan, gpu),
+    )
+
+
+def _most_kv(scene: Scene) -> int:
+    """The most bytes of keys and values that the running sequences hold at once."""
+    schedule, trace = scene.work.schedule, scene.trace
+    context = np.add.reduceat(trace.position[schedule.rows].astype(np.int64) + 1, schedule.offsets[:-1])
+    last = trace.position[schedule.rows[schedule.offsets[1:] - 1]].astype(np.int64) + 1
+    return int(np.where(schedule.phase == 1, context, last).max()) * scene.model.kv_bytes_per_token
+
+
+def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
+    notes = list(scene.trace.meta.get("notes", []))
+    if plan.everything_resident:
+        notes.append("all-in-gpu ignores the cache size: a reference, not a system of equal memory")
+    need, have = sum(gpu.values()), scene.hardware.gpu_bytes
+    if need > have:
+        notes.append(f"needs {need / 2**30:.1f} GiB of GPU memory; {scene.hardware.name} has {have / 2**30:.1f} GiB")
+    token = sum(scene.model.expert_bytes) * scene.trace.top_k
+    if not plan.everything_resident and plan.keep and scene.budget < token:
+        notes.append(
+            f"the cache is smaller than what one token takes over all layers ({token / 2**20:,.0f} MiB): "
+            f"an LRU cache cycles"
+        )
+    return notes
+
+
+def _provenance(scene: Scene) -> dict[str, Any]:
+    meta = scene.trace.meta
+    return {
+        "trace": scene.trace.source,
+        "trace_sha256": scene.trace.sha256,
+        "captured": meta.get("captured", {}).get("what"),
+        "text": meta.get("text"),
+        "model": scene.model.name,
+        "hardware": scene.hardware.name,
+        "hardware_measured": scene.hardware.link_measured,
+        "profile": [{"trace": t.source, "sha256": t.sha256} for t in scene.profile],
+        "code": code_version(),
+        "seed": scene.seed,
+    }
+
+
+@cache
+def code_version() -> str:
+    """Version of the project and a digest of the simulator's source: a report names the code that made it."""
+    try:
+        release = version("moe-replay")
+    except PackageNotFoundError:
+        release = "uninstalled"
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"{release}+{digest.hexdigest()[:12]}"

@@ -1,0 +1,153 @@
+"""Reports as tables for a person."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sim.metrics import Counts, Report, Spread
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for a table, a dash for what is undefined."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A ratio as a percentage."""
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB."""
+    return f"{size / 2**30:,.2f}"
+
+
+def heading(report: Report) -> Text:
+    """What was replayed, and on what."""
+    p, s = report.provenance, report.settings
+    text = Text()
+    text.append(f"{report.clock} replay of {p['trace']}", style="bold")
+    measured = "link measured" if p["hardware_measured"] else "link not measured"
+    text.append(f"\n  costs of {p['model']} on {p['hardware']} ({measured})")
+    text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
+    if p["captured"]:
+        text.append(f"\n  trace: {p['captured']}", style="dim")
+    return text
+
+
+def report_view(report: Report) -> RenderableType:
+    """One report in full."""
+    parameters = ", ".join(f"{k}={v}" for k, v in report.parameters.items())
+    summary = Table(
+        title=f"{report.policy}{f' ({parameters})' if parameters else ''}", title_justify="left", show_header=False
+    )
+    summary.add_column(style="bold")
+    summary.add_column(justify="right")
+    summary.add_column(style="dim")
+    d, b = report.decode, report.bounds
+    summary.add_row("throughput", f"{number(report.tokens_per_s, 3)} tokens/s", f"{d.tokens:,} tokens decoded")
+    summary.add_row("compute bound", f"{number(b['compute_tokens_per_s'], 3)} tokens/s", "everything resident")
+    summary.add_row(
+        "link bound", f"{number(b['link_tokens_per_s'], 3)} tokens/s", "fewest bytes any policy must move in this cache"
+    )
+    summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
+    summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
+    summary.add_row("time per token", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
+    memory = ", ".join(f"{k.replace('_', ' ')} {gib(v)}" for k, v in report.gpu_bytes.items())
+    summary.add_row("GPU memory", f"{gib(sum(report.gpu_bytes.values()))} GiB", memory)
+    phases = Table(title="what look-ups found, and where the time went", title_justify="left")
+    phases.add_column("")
+    for name in ("decode", "prefill"):
+        phases.add_column(name, justify="right")
+    columns = [_phase(report.decode), _phase(report.prefill)]
+    for label in columns[0]:
+        phases.add_row(label, *(column[label] for column in columns))
+    notes = [Text(f"note: {note}", style="yellow") for note in report.notes]
+    return Group(heading(report), summary, phases, *notes)
+
+
+def _spread(spread: Spread) -> str:
+    return f"p50 {number(spread.p50)}, p95 {number(spread.p95)}, p99 {number(spread.p99)}"
+
+
+def _phase(c: Counts) -> dict[str, str]:
+    def share(count: int, ratio: float | None) -> str:
+        return f"{count:,} ({percent(ratio)})"
+
+    wall = sum(c.time_ms.values())
+    fate = c.prefetches
+    rows = {
+        "look-ups": f"{c.lookups:,}",
+        "  hits": share(c.hits, c.hit_ratio),
+        "    reused": f"{c.reuse_hits:,}",
+        "    prefetched": f"{c.prefetch_hits:,}",
+        "  late": share(c.late, c.late_ratio),
+        "    queued": f"{c.late_queued:,}",
+        "    in flight": f"{c.late_in_flight:,}",
+        "  misses": share(c.misses, c.miss_ratio),
+        "    compulsory": f"{c.compulsory_misses:,}",
+        "evictions": f"{c.evictions:,}",
+        "link, demand": f"{gib(c.link_bytes['demand'])} GiB",
+        "link, prefetch": f"{gib(c.link_bytes['prefetch'])} GiB",
+        "  of it wasted": f"{gib(c.link_bytes['wasted'])} GiB",
+        "prefetches issued": f"{fate['issued']:,}",
+        "  in time": f"{fate['useful']:,}",
+        "  too late": f"{fate['late']:,}",
+        "  never used": f"{fate['unused']:,}",
+        "  cancelled": f"{fate['cancelled']:,}",
+        "  under way at the end": f"{fate['in_flight']:,}",
+    }
+    for name, ms in c.time_ms.items():
+        rows[f"time, {name.replace('_', ' ')}"] = f"{number(ms, 1)} ms ({percent(ms / wall if wall else None)})"
+    return rows
+
+
+def comparison(reports: Sequence[Report]) -> RenderableType:
+    """Reports of several policies over one scene, the fastest first."""
+    first = reports[0]
+    b = first.bounds
+    table = Table(title="decode, at equal GPU bytes", title_justify="left")
+    table.add_column("policy", style="bold")
+    for name in (
+        "tokens/s",
+        "hit",
+        "late",
+        "miss",
+        "GiB/token",
+        "wasted",
+        "TTFT ms",
+        "TPOT ms",
+        "p99",
+        "predict ms",
+        "policy MiB",
+        "eff.",
+    ):
+        table.add_column(name, justify="right")
+    for report in sorted(reports, key=lambda r: -(r.tokens_per_s or 0)):
+        d = report.decode
+        moved = d.link_bytes["demand"] + d.link_bytes["prefetch"]
+        parameters = ", ".join(
+            f"{k}={v}" for k, v in report.parameters.items() if report.settings["set"].get(k) is not None
+        )
+        table.add_row(
+            report.policy + (f" ({parameters})" if parameters else ""),
+            number(report.tokens_per_s, 3),
+            percent(d.hit_ratio),
+            percent(d.late_ratio),
+            percent(d.miss_ratio),
+            gib(moved / d.tokens) if d.tokens else "–",
+            percent(d.link_bytes["wasted"] / moved if moved else None),
+            number(report.ttft_ms.mean, 1),
+            number(report.tpot_ms.mean, 1),
+            number(report.tpot_ms.p99, 1),
+            number(d.time_ms["predict"], 1),
+            number(report.gpu_bytes["policy"] / 2**20, 1),
+            percent(report.efficiency),
+        )
+    bound = next((r.bounds for r in reports if r.bounds["link_tokens_per_s"] is not None), b)
+    compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
+    foot = Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
+    notes = [Text(f"note: {note}", style="yellow") for note in dict.fromkeys(n for r in reports for n in r.notes)]
+    return Group(heading(first), table, foot, *notes)

@@ -1,0 +1,89 @@
+"""What a policy may know, moment by moment.
+
+A policy plans a whole trace at once, but every array that a view hands out belongs to a moment and holds, in each row,
+only what a running system would know of that row then: a policy that computes row by row from these cannot peek. On a
+real GPU the same policy is given a view of one step. Rows are the rows of all steps in the order in which they run
+(R,), prefill rows included; ``step`` tells which step each belongs to.
+
+Points of a step: 0, the embedding layer's output is known; ``1 + l``, routed layer ``l`` has its route.
+"""
+
+import numpy as np
+
+from sim.log import DECODE, PREFILL
+from sim.workload import Workload
+from traces.errors import InputError
+from traces.trace import Trace
+
+
+class View:
+    """The causal view of a trace in the order in which a schedule runs it."""
+
+    def __init__(self, trace: Trace, work: Workload, clairvoyant: bool = False) -> None:
+        self._trace = trace
+        self._work = work
+        self._clairvoyant = clairvoyant
+        self._rows = work.schedule.rows
+        self.n_layers = work.n_layers
+        self.n_experts = work.n_experts
+        self.n_steps = work.schedule.n_steps
+        self.step = np.repeat(np.arange(self.n_steps), np.diff(work.schedule.offsets))
+        """Step of each row (R,)."""
+        self.decoding = work.schedule.phase[self.step] == DECODE
+        """True for rows of decode steps (R,)."""
+        self.sequence = trace.sequence[self._rows]
+        """Sequence of each row (R,)."""
+
+    def moment(self, step: np.ndarray, point: int | np.ndarray) -> np.ndarray:
+        """Number of the moment at ``point`` of each step, as ``sim.plan`` counts them."""
+        return step * (self.n_layers + 1) + point
+
+    def previous_route(self) -> np.ndarray:
+        """Known at point 0: the route of the token before in the same sequence (R, L, K); -1 where there is none.
+
+        In a prefill only the first token's is known to be absent: all of a prompt's tokens run together, so no token
+        of it has a predecessor whose route is known, and all are -1.
+        """
+        rows = self._rows
+        before = np.maximum(rows - 1, 0)
+        known = self.decoding & (rows > 0) & (self._trace.sequence[before] == self.sequence)
+        return np.where(known[:, None, None], self._trace.experts[before], np.int16(-1))
+
+    def route(self, point: int) -> np.ndarray:
+        """Known at ``point``: routes of the layers below it (R, point, K); -1 for none."""
+        return self._trace.experts[self._rows, :point]
+
+    def embedding(self, point: int) -> np.ndarray:
+        """Known at ``point``: the embedding layer's output (0) or layer ``point - 1``'s router input.
+
+        Decode rows alone (Rd, D) int8.
+        """
+        embeddings = self._need("embeddings")
+        decode_index = np.cumsum(self._trace.phase == DECODE) - 1
+        return embeddings[decode_index[self._rows[self.decoding]], point]
+
+    def lookahead(self, point: int) -> np.ndarray:
+        """Known at ``point`` >= 1: what the next layer's router says of layer ``point - 1``'s input (R, K), or -1."""
+        return self._need("lookahead")[self._rows, point - 1]
+
+    def domain(self) -> np.ndarray:
+        """The label that each sequence of the trace carries (S,): a policy that reads it is told the domain."""
+        return self._trace.domain
+
+    def prefill_steps(self) -> np.ndarray:
+        """Steps that are prefills."""
+        return np.flatnonzero(self._work.schedule.phase == PREFILL)
+
+    def future(self) -> Workload:
+        """Everything that will be needed, for clairvoyant policies alone. Raises PermissionError for any other."""
+        if not self._clairvoyant:
+            raise PermissionError("only a policy that declares itself clairvoyant may see the future")
+        return self._work
+
+    def _need(self, name: str) -> np.ndarray:
+        array = getattr(self._trace, name)
+        if array is None:
+            raise InputError(
+                f"{self._trace.source or 'trace'}: no array {name}, which the policy needs; capture one with it"
+            )
+        return np.asarray(array)

@@ -1,0 +1,186 @@
+"""What a run has to compute, as integers: the layer calls of a trace and what each costs on the given hardware.
+
+Routes do not depend on simulated time, so the order of steps, the experts of every call and the time of every kernel
+are worked out once, before any engine runs; an engine only adds the transfers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.cache import first_calls, next_calls
+from sim.cost import Costs
+from sim.hardware import Hardware
+from sim.log import DECODE, PREFILL
+from sim.model import ModelSpec
+from traces.errors import InputError
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which trace rows run together, step after step.
+
+    Attributes:
+        phase: PREFILL (0) or DECODE (1), a step (S,).
+        offsets, rows: step ``s`` runs trace rows ``rows[offsets[s]:offsets[s+1]]``.
+    """
+
+    phase: np.ndarray
+    offsets: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the run, S."""
+        return len(self.phase)
+
+
+def batched(trace: Trace, batch: int) -> Schedule:
+    """Closed-loop continuous batching: ``batch`` sequences decode together, and the next prefills as soon as one ends.
+
+    A prefill runs alone, all its tokens passing each layer together; sequences start in the order of the trace.
+    Raises InputError if ``batch`` is not positive.
+    """
+    if batch < 1:
+        raise InputError(f"batch: {batch} sequences; give at least 1")
+    bounds = np.searchsorted(trace.sequence, np.arange(trace.n_sequences + 1))
+    decode_from = bounds[:-1] + np.add.reduceat(trace.phase == PREFILL, bounds[:-1])
+    waiting = list(zip(bounds[:-1].tolist(), decode_from.tolist(), bounds[1:].tolist(), strict=True))[::-1]
+    phase: list[int] = []
+    steps: list[list[int]] = []
+    active: list[list[int]] = []
+    while waiting or active:
+        while waiting and len(active) < batch:
+            begin, decode, end = waiting.pop()
+            if decode > begin:
+                phase.append(PREFILL)
+                steps.append(list(range(begin, decode)))
+            if end > decode:
+                active.append([decode, end])
+        if active:
+            phase.append(DECODE)
+            steps.append([row for row, _ in active])
+            for slot in active:
+                slot[0] += 1
+            active = [slot for slot in active if slot[0] < slot[1]]
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in steps])])
+    return Schedule(np.array(phase, np.int64), offsets, np.array([row for s in steps for row in s], np.int64))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The calls of a run. S steps, L routed layers, E experts a layer; call ``s * L + l``; expert ``l * E + e``.
+
+    Attributes:
+        schedule: which rows run when.
+        n_layers, n_experts: L and E.
+        offsets: look-ups of call c are ``offsets[c]:offsets[c+1]`` (S * L + 1,) int64.
+        expert: distinct experts of each call, rising (N,) int64.
+        tokens: how many rows each serves (N,) int64.
+        layer_ns: GPU time before a call's route is known, a call (S * L,) int64.
+        shared_ns: GPU time of shared experts after it, a call (S * L,) int64.
+        expert_ns: GPU time of each look-up's expert (N,) int64.
+        head_ns: GPU time after the last routed layer, a step (S,) int64.
+        activations: valid (row, layer, expert) triples, a step (S,) int64.
+        expert_bytes: bytes of one expert, a routed layer.
+        copy_ns: time of copying one expert alone, a routed layer.
+        latency_ns: its fixed part.
+        chunks: matrices of one expert, into which a transfer is cut by default.
+    """
+
+    schedule: Schedule
+    n_layers: int
+    n_experts: int
+    offsets: np.ndarray
+    expert: np.ndarray
+    tokens: np.ndarray
+    layer_ns: np.ndarray
+    shared_ns: np.ndarray
+    expert_ns: np.ndarray
+    head_ns: np.ndarray
+    activations: np.ndarray
+    expert_bytes: tuple[int, ...]
+    copy_ns: tuple[int, ...]
+    latency_ns: int
+    chunks: int
+
+    @property
+    def n_calls(self) -> int:
+        """Layer calls of the run, S * L."""
+        return len(self.layer_ns)
+
+    @property
+    def call(self) -> np.ndarray:
+        """The call of each look-up (N,)."""
+        return np.repeat(np.arange(self.n_calls), np.diff(self.offsets))
+
+    @property
+    def lookup_phase(self) -> np.ndarray:
+        """PREFILL or DECODE, a look-up (N,)."""
+        return self.schedule.phase[self.call // self.n_layers]
+
+    @property
+    def lookup_bytes(self) -> np.ndarray:
+        """Bytes of each look-up's expert (N,)."""
+        return np.array(self.expert_bytes, np.int64)[self.expert // self.n_experts]
+
+    def compute_ns(self) -> np.ndarray:
+        """GPU time of each step with every expert resident (S,) int64."""
+        experts = np.add.reduceat(np.append(self.expert_ns, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
+        calls = self.layer_ns + self.shared_ns + experts
+        return calls.reshape(-1, self.n_layers).sum(1) + self.head_ns
+
+    def next_call(self) -> np.ndarray:
+        """The call that needs each look-up's expert next (N,)."""
+        return next_calls(self.offsets, self.expert)
+
+    def first_call(self) -> np.ndarray:
+        """The first call that needs each expert (L * E,)."""
+        return first_calls(self.offsets, self.expert, self.n_layers * self.n_experts)
+
+
+def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Schedule) -> Workload:
+    """Work out the calls of ``schedule`` and their costs.
+
+    Raises InputError if the trace has another number of routed layers, or of experts, than the model.
+    """
+    n_layers, n_experts = trace.n_layers, trace.n_experts
+    if len(model.expert_bytes) != n_layers or model.experts != n_experts:
+        raise InputError(
+            f"model {model.name}: {len(model.expert_bytes)} routed layers of {model.experts} experts, but the trace "
+            f"{trace.source} has {n_layers} of {n_experts}; name a model of that shape with --model"
+        )
+    n_steps = schedule.n_steps
+    rows_of = np.diff(schedule.offsets)
+    step = np.repeat(np.arange(n_steps), rows_of)
+    routes = trace.experts[schedule.rows].astype(np.int64)
+    valid = routes >= 0
+    layer = np.arange(n_layers)[:, None]
+    key = ((step[:, None, None] * n_layers + layer) * n_experts + routes)[valid]
+    distinct, tokens = np.unique(key, return_counts=True)
+    call, expert = np.divmod(distinct, n_experts)
+    layer_of = call % n_layers
+    activations = np.bincount(step, weights=valid.sum((1, 2)), minlength=n_steps).astype(np.int64)
+    costs = Costs(model, hardware)
+    context = np.add.reduceat(trace.position[schedule.rows].astype(np.int64) + 1, schedule.offsets[:-1])
+    # A prefill attends over its own tokens only once, whatever their number.
+    last = trace.position[schedule.rows[schedule.offsets[1:] - 1]].astype(np.int64) + 1
+    context = np.where(schedule.phase == PREFILL, last, context)
+    return Workload(
+        schedule=schedule,
+        n_layers=n_layers,
+        n_experts=n_experts,
+        offsets=np.searchsorted(call, np.arange(n_steps * n_layers + 1)),
+        expert=layer_of * n_experts + expert,
+        tokens=tokens.astype(np.int64),
+        layer_ns=costs.layer_ns(rows_of, context).reshape(-1),
+        shared_ns=costs.shared_ns(rows_of).reshape(-1),
+        expert_ns=costs.expert_ns(tokens, layer_of),
+        head_ns=costs.head_ns(rows_of, context),
+        activations=activations,
+        expert_bytes=tuple(model.expert_bytes),
+        copy_ns=tuple(hardware.copy_ns(size) for size in model.expert_bytes),
+        latency_ns=hardware.link_latency_ns,
+        chunks=model.expert_matrices,
+    )
