@@ -281,6 +281,8 @@ def test_layers_that_contradict_the_model_or_each_other(serve):
         serve(routes(4, 1), given=mixtral)
     with pytest.raises(InputError, match="first two axes look swapped"):
         serve(routes(4, 32).swapaxes(0, 1), layer_ids=None, given=mixtral)
+    with pytest.raises(InputError, match=r"'layer_ids': \[3, 1\], expected increasing"):
+        serve(routes(4), layer_ids=[3, 1])
     with pytest.raises(InputError, match=r"'layer_ids': \[0, 1\], but --layers says 1-2"):
         serve(routes(4), given=Given(model="toy", layers="1-2"))
 
@@ -444,6 +446,7 @@ def test_device_record(tmp_path):
         ({"phase": np.array([0, 1, 0, 1, 1])}, r"'phase', row 2: 0, expected 0 \(prefill\), then 1"),
         ({"phase": np.array([0, 0, 0, 1, 3])}, r"'phase', row 4: 3"),
         ({"k": np.int16(8)}, "'k': 8, expected 6"),
+        ({"k": np.float64("nan")}, r"'k': float64 of shape \(\), expected one whole number"),
         ({"n_experts": np.int16(100)}, "48 layers x 100 experts is of no known model, expected --model NAME"),
         ({"expert_bytes": np.full(47, 1)}, r"'expert_bytes': int64 of shape \(47,\), expected 48 integers"),
         ({"expert_bytes": np.zeros(48, int)}, "expert_bytes, entry 0: 0, expected a whole number of bytes above 0"),

@@ -14,7 +14,7 @@ from traces.arrays import integers, named, read_arrays, shown
 from traces.assemble import assemble, lengths_of
 from traces.errors import InputError
 from traces.serving import SERVING_ARRAYS, from_serving
-from traces.shapes import KNOWN, Given, by_shape, resolve_experts, resolve_layers, unlike_model
+from traces.shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
 from traces.trace import Trace
 
 __all__ = ["Given", "convert_file"]
@@ -177,10 +177,9 @@ def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace
     stored, phase, n_experts, k, expert_bytes = _require(arrays, DEVICE_ARRAYS)
     routes = _routes("routes", stored)
     rows, recorded, slots = routes.shape
-    if k.size != 1 or int(k.reshape(-1)[0]) != slots:
+    if one_number("k", k) != slots:
         raise InputError(f"array 'k': {k.tolist()}, expected {slots}, the slots of 'routes'")
-    stated = n_experts.size == 1 and n_experts.dtype.kind in "iu"
-    name = given.model or by_shape(recorded, experts=int(n_experts.reshape(-1)[0]) if stated else None)
+    name = given.model or by_shape(recorded, experts=one_number("n_experts", n_experts))
     phase = integers(_per_sequence("phase", phase, rows, "iu"), np.int16, "array 'phase'")
     if not np.isin(phase, (0, 1)).all() or (np.diff(phase) < 0).any():
         i = int(np.argmax(~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[0]) < 0)))

@@ -13,7 +13,7 @@ import numpy as np
 from traces.arrays import first, integers
 from traces.assemble import lengths_of
 from traces.errors import InputError
-from traces.shapes import KNOWN, Given, by_shape, resolve_experts, resolve_layers, unlike_model
+from traces.shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
 from traces.trace import narrow_note
 from traces.turns import Turn, join_conversations
 from traces.validation import check_distinct, check_ids
@@ -123,7 +123,7 @@ def _model(
     """Model name, E, layer numbers, and the routes of these layers alone."""
     recorded, slots = stored.shape[1:]
     n_experts = record.get("n_experts")
-    stated = int(n_experts.reshape(-1)[0]) if n_experts is not None and n_experts.size == 1 else None
+    stated = None if n_experts is None else one_number("n_experts", n_experts)
     model = given.model or by_shape(recorded, slots, given.experts or stated)
     shape = KNOWN.get(model)
     if shape and recorded not in (len(shape.routed), shape.layers) and len(stored) in (len(shape.routed), shape.layers):

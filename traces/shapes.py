@@ -70,8 +70,12 @@ def parse_layers(text: str) -> list[int]:
             raise InputError(f"layers {text!r}: {part!r}, expected numbers and ranges such as 1-26 or 1,3,5")
         low, high = int(match[1]), int(match[2] or match[1])
         numbers += range(low, high + 1)
-    if not numbers or any(b <= a for a, b in pairwise(numbers)):
-        raise InputError(f"layers {text!r}: expected increasing layer numbers")
+    return _increasing(numbers, f"layers {text!r}")
+
+
+def _increasing(numbers: list[int], where: str) -> list[int]:
+    if not numbers or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
+        raise InputError(f"{where}: {numbers!s:.60}, expected increasing layer numbers from 0")
     return numbers
 
 
@@ -94,15 +98,20 @@ def by_shape(layers: int, top_k: int | None = None, experts: int | None = None, 
     return fits[0]
 
 
+def one_number(name: str, array: np.ndarray) -> int:
+    """The whole number that an array of one entry holds; raises InputError."""
+    if array.size != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected one whole number")
+    return int(array.reshape(-1)[0])
+
+
 def resolve_experts(model: str, given: int | None, stored: np.ndarray | None) -> int:
     """E: of --experts, the file's ``n_experts`` and the known model, which must agree; raises InputError."""
     said = {}
     if given is not None:
         said["--experts"] = given
     if stored is not None:
-        if stored.size != 1:
-            raise InputError(f"array 'n_experts': shape {stored.shape}, expected one number")
-        said["array 'n_experts'"] = int(integers(stored.reshape(()), np.int64, "array 'n_experts'"))
+        said["array 'n_experts'"] = one_number("n_experts", stored)
     if model in KNOWN:
         said[model] = KNOWN[model].experts
     if not said:
@@ -123,7 +132,8 @@ def resolve_layers(model: str, recorded: int, given: str | None, stored: np.ndar
     """
     layers = None if given is None else parse_layers(given)
     if stored is not None:
-        ids = [int(i) for i in integers(stored.reshape(-1), np.int32, "array 'layer_ids'")]
+        ids = integers(stored.reshape(-1), np.int32, "array 'layer_ids'").tolist()
+        _increasing(ids, "array 'layer_ids'")
         if layers is not None and layers != ids:
             raise InputError(f"array 'layer_ids': {ids!s:.60}, but --layers says {given}")
         layers = ids
