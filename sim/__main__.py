@@ -47,7 +47,10 @@ _Set = Annotated[
 _Seed = Annotated[int, Parameter(help="for policies that draw at random")]
 _Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
 _Chunks = Annotated[int | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
-_Json = Annotated[str | None, Parameter(name=["--json"], help="write the report as JSON here, - is standard output")]
+_Json = Annotated[
+    str | None,
+    Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report as JSON here, - is standard output"),
+]
 
 
 @app.command(name="replay")
@@ -273,14 +276,14 @@ def _show(view: RenderableType, data: object, target: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; wrong input is one line on standard error and status 2."""
+    # Names of files may hold any character, whatever the locale.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        text = " ".join(str(error).split())
-        print(f"error: {text}; see --help", file=sys.stderr)
-        return 2
-    except (InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (InputError, OSError, CycloptsError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from traces.errors import InputError
+
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that becomes ``path`` when the block succeeds.
 
     A block that fails, or a process that is killed, leaves the old ``path`` as it was and nothing new under its name.
-    Raises OSError if the folder does not exist or cannot be written.
+    Raises InputError if its folder does not exist or it is one, OSError if it cannot be written.
     """
     target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder; expected the name of a file to write")
     handle, name = tempfile.mkstemp(dir=target.parent or Path(), prefix=f".{target.name}.", suffix=".part")
     os.close(handle)
     part = Path(name)
