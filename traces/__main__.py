@@ -18,6 +18,99 @@ app = App(
 
 
 @app.command
+def train(
+    base: Annotated[Path, Parameter(help="the dense model to start from: a Hugging Face folder or a .gguf file")],
+    /,
+    *,
+    corpora: Annotated[Path, Parameter(help="folder of <domain>.jsonl.xz files")],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
+    topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
+    minutes: Annotated[float | None, Parameter(help="time budget; default 6 unless --tokens is given")] = None,
+    tokens: Annotated[int | None, Parameter(help="token budget")] = None,
+    batch: Annotated[int, Parameter(help="sequences a step")] = 48,
+    length: Annotated[int, Parameter(help="tokens a sequence")] = 512,
+    learning_rate: Annotated[float, Parameter(help="highest learning rate")] = 3e-4,
+    balance: Annotated[float, Parameter(help="weight of the load-balancing loss")] = 0.02,
+    redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start anew")] = 0.25,
+    seed: int = 0,
+    device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
+) -> None:
+    """Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
+
+    For example:
+
+    ```
+    python -m traces train SmolLM2-135M-Instruct.Q4_1.gguf --corpora corpora -o minimoe --minutes 6
+    ```
+    """
+    from traces.minimoe import Plan
+    from traces.minimoe import train as train_model
+
+    plan = Plan(
+        minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
+        learning_rate=learning_rate, balance=balance, redrawn=redrawn, seed=seed,
+    )  # fmt: skip
+    record = train_model(base, corpora, output, topology=topology, plan=plan, device=device)
+    done = record["training"]
+    print(
+        f"{output}: {done['trained_tokens']:,} tokens in {done['seconds']:.0f} s, {done['tokens_per_s']:,.0f} a second, "
+        f"loss {done['first_loss']:.2f} to {done['final_loss']:.2f}, "
+        f"entropy {min(record['entropy_bits']):.2f} to {max(record['entropy_bits']):.2f} bits a layer"
+    )
+
+
+@app.command
+def capture(
+    model_dir: Annotated[Path, Parameter(help="a Hugging Face checkpoint of a Mixture-of-Experts model")],
+    /,
+    *,
+    corpora: Annotated[Path, Parameter(help="folder of <domain>.jsonl.xz files")],
+    domain: Annotated[list[str], Parameter(help="one or more domains", consume_multiple=True)],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace; a folder for several domains")],
+    profile_tokens: Annotated[int, Parameter(help="decode tokens wanted for the profile split")] = 1400,
+    eval_tokens: Annotated[int, Parameter(help="decode tokens wanted for the evaluation split")] = 600,
+    eval_sequences: Annotated[int, Parameter(help="evaluation sequences wanted at least")] = 40,
+    prompt_tokens: Annotated[int, Parameter(help="longer prompts are left out")] = 64,
+    new_tokens: Annotated[int, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
+    batch: Annotated[int, Parameter(help="sequences run together, left-padded")] = 32,
+    decoding: Annotated[
+        str, Parameter(help="sampled, greedy or teacher-forced (on the text's own response)")
+    ] = "sampled",
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    template: Annotated[str, Parameter(help="plain, or chat: the tokenizer's own template")] = "plain",
+    embedding: Annotated[str, Parameter(help="auto, none, or dimensions x bits such as 96x3")] = "auto",
+    basis: Annotated[Path | None, Parameter(help="embedding basis; default: beside the checkpoint")] = None,
+    statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
+    experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
+    device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
+    seed: int = 0,
+) -> None:
+    """Record which experts a real model takes: prefill and decoding of domain text, one trace a domain.
+
+    For example:
+
+    ```
+    python -m traces capture minimoe --corpora corpora --domain law -o law.npz
+    python -m traces capture minimoe --corpora corpora --domain law code math -o traces --statistics routing.json
+    ```
+    """
+    from traces.capture import Amount
+    from traces.capture import capture as capture_domains
+    from traces.decoding import Decoding
+
+    paths = capture_domains(
+        model_dir, corpora, domain, output,
+        amount=Amount(profile_tokens, eval_tokens, eval_sequences, prompt_tokens, new_tokens, batch),
+        decoding=Decoding(decoding, temperature, top_p, seed), template=template, embedding=embedding,
+        basis_path=basis, statistics_path=statistics, experts_implementation=experts_implementation, device=device,
+        seed=seed,
+    )  # fmt: skip
+    for path in paths:
+        print(path)
+
+
+@app.command
 def convert(
     file: Annotated[Path, Parameter(help="routes of another tool, .npz or .npy")],
     /,

@@ -1,0 +1,165 @@
+"""Store hidden states in a few bytes: one projection a model, then small integers with one scale a level.
+
+Level 0 is the embedding layer's output, level 1 + l the router input of routed layer l. The projection keeps the
+directions with the most energy of unit-length states (uncentred PCA, so that cosines survive) and then turns them by a
+seeded random rotation: energy is spread over all dimensions alike and a uniform quantiser of very few bits serves each.
+Coordinates are divided by the level's scale and rounded to -m..m, m = 2^(bits-1) - 1; the step is the one with the
+least squared error on a normal variable.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traces.arrays import read_arrays
+from traces.errors import InputError
+from traces.files import atomic_path
+
+_ROWS = 1024  # rows of states in memory at once
+_FIT_ROWS = 4000  # rows that the projection is fitted on, spread evenly over those given
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A model's projection: ``vectors`` (H, D) float32 with orthonormal columns, ``scale`` (L+1,) float32, ``bits``."""
+
+    vectors: np.ndarray
+    scale: np.ndarray
+    bits: int
+
+    @property
+    def dims(self) -> int:
+        """D, dimensions kept."""
+        return int(self.vectors.shape[1])
+
+    @property
+    def limit(self) -> int:
+        """Largest stored integer."""
+        return largest(self.bits)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that decides what is stored."""
+        parts = (np.ascontiguousarray(array, "<f4").tobytes() for array in (self.vectors, self.scale))
+        return hashlib.sha256(b"".join(parts) + bytes([self.bits])).hexdigest()
+
+    def quantise(self, states: np.ndarray, level: int | None = None) -> np.ndarray:
+        """States (n, L+1, H), or (n, H) of one level, as int8 of the same leading shape and D columns."""
+        scale = self.scale[:, None] if level is None else self.scale[level]
+        stored = np.empty((*states.shape[:-1], self.dims), np.int8)
+        for start in range(0, len(states), _ROWS):
+            projected = np.asarray(states[start : start + _ROWS], np.float32) @ self.vectors
+            stored[start : start + _ROWS] = np.clip(np.rint(projected / scale), -self.limit, self.limit)
+        return stored
+
+    def save(self, path: str | Path) -> None:
+        """Write the basis to exactly this name."""
+        with atomic_path(path) as part, part.open("wb") as handle:
+            np.savez_compressed(handle, vectors=self.vectors, scale=self.scale, bits=np.int32(self.bits))
+
+    @staticmethod
+    def load(path: str | Path) -> "Basis":
+        """Read a basis; InputError names the file and what is wrong with it."""
+        arrays, _ = read_arrays(path)
+        if set(arrays) != {"vectors", "scale", "bits"}:
+            raise InputError(f"{path}: holds {', '.join(arrays)}; a basis holds vectors, scale and bits")
+        basis = Basis(arrays["vectors"].astype(np.float32), arrays["scale"].astype(np.float32), int(arrays["bits"]))
+        if basis.vectors.ndim != 2 or basis.scale.ndim != 1 or not 2 <= basis.bits <= 8:
+            raise InputError(f"{path}: vectors {basis.vectors.shape}, scale {basis.scale.shape}, bits {basis.bits}")
+        if not (np.isfinite(basis.vectors).all() and np.isfinite(basis.scale).all() and (basis.scale > 0).all()):
+            raise InputError(f"{path}: vectors and scales must be finite, scales above 0")
+        return basis
+
+
+def fit(states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
+    """The basis of a model from the states (n, L+1, H) of one or more texts.
+
+    A function of its arguments. Raises InputError if dims is not in 1..H, bits not in 2..8, or a state is not finite.
+    """
+    hidden = states[0].shape[2]
+    if not 1 <= dims <= hidden or not 2 <= bits <= 8:
+        raise InputError(f"embedding {dims}x{bits}: dims lie in 1..{hidden}, bits in 2..8")
+    directions = principal_directions(states)
+    return narrowed(directions, states, dims, bits, seed)
+
+
+def principal_directions(states: Sequence[np.ndarray]) -> np.ndarray:
+    """(H, H) float32, columns by falling energy of the states after each is brought to length 1."""
+    hidden = states[0].shape[2]
+    moment = np.zeros((hidden, hidden))
+    for block in _sampled(states):
+        flat = block.reshape(-1, hidden)
+        if not np.isfinite(flat).all():
+            raise InputError("a captured state holds a value that is not finite")
+        length = np.linalg.norm(flat, axis=1, keepdims=True)
+        unit = np.divide(flat, length, out=np.zeros_like(flat), where=length > 0)
+        moment += unit.T @ unit
+    vectors = np.linalg.eigh(moment)[1][:, ::-1]
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+def narrowed(directions: np.ndarray, states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
+    """The basis of the first ``dims`` directions, rotated, with the scales that suit ``states``."""
+    turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((dims, dims)))[0]
+    vectors = (directions[:, :dims] @ turn).astype(np.float32)
+    total, count = np.zeros(states[0].shape[1]), 0
+    for block in _sampled(states):
+        total += np.square(block @ vectors, dtype=np.float64).mean(axis=2).sum(axis=0)
+        count += len(block)
+    deviation = np.sqrt(total / count)
+    # A level that is all zero needs some scale; any will do.
+    scale = np.where(deviation > 0, deviation, 1) * best_step(largest(bits))
+    return Basis(vectors, scale.astype(np.float32), bits)
+
+
+def largest(bits: int) -> int:
+    """Largest integer of a quantiser with 2^bits - 1 levels centred on 0."""
+    return 2 ** (bits - 1) - 1
+
+
+def best_step(limit: int) -> float:
+    """Step of the uniform quantiser with levels -limit..limit that has the least squared error on N(0, 1).
+
+    The error of one cell is an integral with a closed form; the best step is found by golden-section search.
+    Known: 1.224 for 3 levels, 0.651 for 7 (Max, "Quantizing for minimum distortion", 1960).
+    """
+    low, high = 1e-3, 3.0
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(60):
+        one, two = high - ratio * (high - low), low + ratio * (high - low)
+        if _squared_error(one, limit) < _squared_error(two, limit):
+            high = two
+        else:
+            low = one
+    return (low + high) / 2
+
+
+def _squared_error(step: float, limit: int) -> float:
+    """E[(x - round(x))^2] for x ~ N(0, 1): for a cell (a, b) with value c, (1 + c^2) P - 2 c M1 + boundary terms."""
+    total = 0.0
+    for k in range(-limit, limit + 1):
+        a = -math.inf if k == -limit else (k - 0.5) * step
+        b = math.inf if k == limit else (k + 0.5) * step
+        c = k * step
+        mass = (math.erf(b / math.sqrt(2)) - math.erf(a / math.sqrt(2))) / 2
+        first = _density(a) - _density(b)
+        second = mass + (0 if math.isinf(a) else a * _density(a)) - (0 if math.isinf(b) else b * _density(b))
+        total += second - 2 * c * first + c * c * mass
+    return total
+
+
+def _density(x: float) -> float:
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _sampled(states: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """At most _FIT_ROWS rows, spread evenly, in blocks that fit in memory."""
+    every = max(1, math.ceil(sum(len(array) for array in states) / _FIT_ROWS))
+    rows = [array[::every] for array in states]
+    return [
+        np.asarray(array[start : start + _ROWS], np.float32) for array in rows for start in range(0, len(array), _ROWS)
+    ]
