@@ -133,13 +133,17 @@ class ExpertCache:
             rule.valued(values)
 
 
-def waves(cache: ExpertCache, experts: list[int]) -> list[list[int]]:
-    """Split the experts of one call into waves that fit its layer's slots: residents, then loading, then absent."""
+def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) -> list[list[int]]:
+    """Split the experts of one call into waves that fit its layer's slots.
+
+    Residents come first, then what is loading, then what is queued in the order given, then the absent: so whatever is
+    under way finds a slot in the wave that uses it, and is not evicted by an earlier one.
+    """
     slots = cache.slots(experts[0])
     if len(experts) <= slots:
         return [experts]
-    state = cache.state
-    order = sorted(experts, key=lambda e: RESIDENT - state[e])
+    state, turn = cache.state, {expert: place for place, expert in enumerate(queued)}
+    order = sorted(experts, key=lambda e: (-state[e], turn.get(e, len(turn))))
     return [order[i : i + slots] for i in range(0, len(order), slots)]
 
 

@@ -211,10 +211,11 @@ class Run:
             self._owed += busy + sum(costs)
             return
         yield from self._catch_up()
-        groups = waves(self.cache, needed) if needed else [needed]
+        groups = waves(self.cache, needed, link.demanded) if needed else [needed]
         if len(groups) > 1:
             of = dict(zip(needed, costs, strict=True))
             costs = [of[expert] for expert in groups[0]]
+            link.awaited.update(expert for group in groups[1:] for expert in group)
         ready, waiting = self._claim(groups[0], costs)
         if moment in self._at_moments:
             link.kick()  # demands are on their way before the policy thinks
@@ -224,6 +225,7 @@ class Run:
         link.kick()
         yield from self._compute(call, groups[0], busy + ready, waiting, late)
         for group in groups[1:]:
+            link.awaited.difference_update(group)
             ready, waiting = self._claim(group, [of[expert] for expert in group])
             link.kick()
             yield from self._compute(call, group, ready, waiting, late)
@@ -260,13 +262,14 @@ class Run:
 
         Returns the time of what is resident, and what to wait for with the time of each, those under way first.
         """
-        pinned, state, link = self.cache.pinned, self.cache.state, self.link
+        pinned, state, used, link = self.cache.pinned, self.cache.state, self.cache.used, self.link
         under_way: list[tuple[Transfer, int]] = []
         absent: list[tuple[Transfer, int]] = []
         ready = 0
         for expert, cost in zip(group, costs, strict=True):
             pinned[expert] = 1
             if state[expert] == RESIDENT:
+                used[expert] = 1  # late at the look-up, it may have landed while an earlier wave ran
                 ready += cost
             else:
                 which = under_way if expert in link.transfers else absent

@@ -14,7 +14,7 @@ A prefetch is dropped once its call has passed: from the queue without a trace o
 way with the bytes that it had moved. The victim is chosen when a transfer starts, not when it is queued.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
@@ -112,7 +112,9 @@ class Link:
         self.passed = -1
         """The last call whose route is known and whose experts have been looked up."""
         self.phase = 0
-        self._demands: deque[Transfer] = deque()
+        self.awaited: set[int] = set()
+        """Experts that the running call will demand once its present wave is done: it serves requests for them too."""
+        self._demands: list[Transfer] = []
         self._queue: list[tuple[int, int, Transfer]] = []
         self._running: Transfer | None = None
         self._paused: Transfer | None = None
@@ -130,7 +132,8 @@ class Link:
             return transfer
         transfer.demand = True
         if transfer is not self._running:
-            self._demands.append(transfer)
+            # A demand that joins keeps the place in line of its prefetch where order of issue is all that counts.
+            insort(self._demands, transfer, key=lambda t: t.serial if self.discipline == "fifo" else 0)
         if transfer is self._paused:
             self._paused = None
         return transfer
@@ -148,6 +151,8 @@ class Link:
                     self._enqueue(transfer)
         elif self.cache.state[expert]:
             outcome = "resident"
+        elif expert in self.awaited:
+            outcome = "queued"
         else:
             outcome = "issued"
             self.counters.issued[self.phase] += 1
@@ -160,6 +165,11 @@ class Link:
         transfer = self.transfers.get(expert)
         if transfer and not transfer.started and not transfer.demand and self.cache.wanted_until[expert] < call:
             self._cancel(transfer)
+
+    @property
+    def demanded(self) -> list[int]:
+        """Experts that are waited for and not being copied now, in the order in which they will be."""
+        return [transfer.expert for transfer in self._demands]
 
     @property
     def idle(self) -> bool:
@@ -213,7 +223,7 @@ class Link:
                     return
                 self._abandon(self._paused)
                 continue
-            self._demands.popleft()
+            del self._demands[0]
             self._run(transfer)
             return
         if self._paused is not None:

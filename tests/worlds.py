@@ -1,0 +1,338 @@
+"""Small random worlds (trace, model, machine, memory, link), runs of them, and a witness that checks every event."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from sim.bounds import Bounds, bounds
+from sim.cache import LOADING, RESIDENT
+from sim.engine import Run, split_slots
+from sim.eviction import EVICTIONS
+from sim.hardware import Hardware
+from sim.log import Log
+from sim.model import Attention, ModelSpec
+from sim.plan import Discipline, Plan, Prediction, Requests, Values
+from sim.policies import Setting, make_policy, policy_classes
+from sim.view import View
+from sim.workload import Schedule, Workload, batched, workload
+from tests.strategies import traces
+from traces.errors import InputError
+from traces.trace import DECODE, PREFILL, Trace
+
+MS = 1_000_000
+POLICIES = sorted(policy_classes())
+CHOICES: dict[str, list[dict[str, object]]] = {
+    "lru": [{}, {"scope": "layer"}],
+    "fifo": [{}, {"scope": "layer"}],
+    "lfu": [{}, {"scope": "layer"}, {"counts": "always"}],
+    "previous-token": [{}, {"ahead": 1}, {"ahead": 2}],
+    "popularity": [{}, {"by": "domain"}],
+}
+"""Parameters worth trying, a policy; any other is tried with its defaults."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything of a run but the policy."""
+
+    trace: Trace
+    model: ModelSpec
+    hardware: Hardware
+    batch: int
+    work: Workload
+    budget: int
+    discipline: Discipline | None = None
+    chunks: int | None = None
+
+    def plan(self, policy: str, values: dict[str, object] | None = None) -> Plan:
+        """What ``policy`` decides here; it learns from this very trace."""
+        made = make_policy(policy, Setting(self.model, self.budget, (self.trace,), 7), values)
+        return made.plan(View(self.trace, self.work, made.clairvoyant))
+
+    def bounds(self) -> Bounds:
+        """Bounds at the most bytes a second that one copy reaches."""
+        rates = [size / ns * 1e9 for size, ns in zip(self.work.expert_bytes, self.work.copy_ns, strict=True)]
+        return bounds(self.work, self.budget, max(rates))
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the engine takes this budget for this plan."""
+        try:
+            split_slots(self.budget - plan.gpu_bytes, self.work.expert_bytes, plan.per_layer)
+        except InputError:
+            return plan.everything_resident
+        return True
+
+
+def toy_model(n_layers: int, n_experts: int, top_k: int, expert_bytes: tuple[int, ...], **other: Any) -> ModelSpec:
+    """A small decoder whose every layer is routed."""
+    return ModelSpec(
+        name="toy", layers=n_layers, moe_layers=tuple(range(n_layers)), hidden=64, experts=n_experts, top_k=top_k,
+        expert_ffn=128, expert_bytes=expert_bytes, attention=Attention.grouped(64, 4, 2, 16), windows=(0,) * n_layers,
+        vocab=100, tied=True, **other,
+    )  # fmt: skip
+
+
+def toy_machine(gbps: float = 1.0, latency_us: float = 0.0, curve: list[list[int]] | None = None) -> Hardware:
+    """A small machine: launches take microseconds, so that copies and kernels are of like length."""
+    link: dict[str, Any] = {"name": "toy link"}
+    link |= {"h2d": {"points": curve, "source": "toy"}} if curve else {"gbps": gbps, "latency_us": latency_us}
+    return Hardware.from_dict(
+        {
+            "name": "toy",
+            "gpu": {
+                "memory_gb": 8.0, "bandwidth_gbps": 300.0, "bandwidth_fraction": 1.0, "tflops": 20.0,
+                "tflops_fraction": 1.0,
+            },
+            "link": link,
+            "software": {
+                "kind": "toy", "operation_us": 5.0, "expert_floor_us": 20.0, "layer_floor_us": 50.0,
+                "route_wait_us": 10.0, "waits_for_route": True,
+            },
+        }
+    )  # fmt: skip
+
+
+MACHINES = [
+    toy_machine(),
+    toy_machine(gbps=0.05, latency_us=12.5),
+    toy_machine(gbps=20.0, latency_us=500.0),
+    toy_machine(curve=[[1_000, 9_000], [50_000, 40_000], [200_000, 170_000]]),
+]
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None = None) -> World:
+    """Random worlds; half of them with costs of a few ns, so that many things happen at one instant."""
+    trace = draw(traces(max_layers=3, max_rows=5, optional=True, prefill=prefill, ragged=ragged))
+    n_layers, n_experts = trace.n_layers, trace.n_experts
+    size = st.sampled_from([1_000, 3_000, 7_001, 50_000])
+    sizes = draw(st.one_of(size.map(lambda s: [s] * n_layers), st.lists(size, min_size=n_layers, max_size=n_layers)))
+    model = toy_model(n_layers, n_experts, trace.top_k, tuple(sizes), shared_ffn=draw(st.sampled_from([0, 64])))
+    machine = draw(st.sampled_from(MACHINES))
+    batch = draw(st.integers(1, 4))
+    work = workload(trace, model, machine, batched(trace, batch))
+    if draw(st.booleans()):
+        work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
+    most = max(sizes)
+    budget = draw(
+        st.one_of(
+            st.integers(1, 12).map(lambda slots: slots * most),
+            st.integers(most, 12 * most),
+            st.sampled_from([n_experts * sum(sizes), 10 * n_experts * sum(sizes)]),
+        )
+    )
+    discipline = draw(st.sampled_from([None, "fifo", "demand-first", "preemptive"]))
+    return World(trace, model, machine, batch, work, budget, discipline, draw(st.sampled_from([None, 1, 2, 3, 7])))
+
+
+def coarse(work: Workload, rng: np.random.Generator) -> Workload:
+    """The same calls with costs of a few ns."""
+    latency = int(rng.integers(0, 4))
+
+    def few(like: np.ndarray, most: int) -> np.ndarray:
+        return rng.integers(0, most, len(like))
+
+    return dataclasses.replace(
+        work,
+        layer_ns=few(work.layer_ns, 6),
+        shared_ns=few(work.shared_ns, 3),
+        expert_ns=few(work.expert_ns, 4),
+        head_ns=few(work.head_ns, 3),
+        copy_ns=tuple(latency + int(ns) for ns in rng.integers(1, 12, work.n_layers)),
+        latency_ns=latency,
+    )
+
+
+def plan_of(draw: st.DrawFn, world: World) -> tuple[str, Plan]:
+    """A built-in policy with parameters that fit this budget; returns its name too."""
+    name = draw(st.sampled_from(POLICIES))
+    choices = CHOICES.get(name, [{}])
+    plans = [plan for values in choices if world.fits(plan := world.plan(name, values))]
+    return name, draw(st.sampled_from(plans))
+
+
+@st.composite
+def planned(draw: st.DrawFn, *, prefill: bool | None = None) -> tuple[World, str, Plan]:
+    """A world and a plan for it: of a built-in policy, or one that asks for anything that may be asked for."""
+    world = draw(worlds(prefill=prefill))
+    if draw(st.booleans()):
+        return world, *plan_of(draw, world)
+    seed = draw(st.integers(0, 2**32 - 1))
+    wanted = draw(st.integers(0, 40))
+    plan = arbitrary_plan(np.random.default_rng(seed), world, wanted)
+    return world, "arbitrary", plan if world.fits(plan) else dataclasses.replace(plan, per_layer=False, gpu_bytes=0)
+
+
+def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
+    """Requests for any call that has not passed, values, costs of prediction and switches, all at random."""
+    work = world.work
+    n_layers, n_steps = work.n_layers, work.schedule.n_steps
+    moment = rng.integers(0, n_steps * (n_layers + 1), wanted)
+    step, point = np.divmod(moment, n_layers + 1)
+    first = step * n_layers + point
+    call = first + rng.integers(0, 2 * n_layers + 2, wanted)
+    good = call < work.n_calls
+    moment, call = moment[good], call[good]
+    expert = call % n_layers * work.n_experts + rng.integers(0, work.n_experts, len(call))
+    again = rng.random(len(call)) < 0.4  # often what some call will really take
+    likely = [work.expert[work.offsets[c] : work.offsets[c + 1]] for c in call.tolist()]
+    for i, ids in enumerate(likely):
+        if again[i] and len(ids):
+            expert[i] = rng.choice(ids)
+    some = np.unique(rng.integers(0, n_steps * (n_layers + 1), 6))
+    table = rng.integers(-5, 6, (3, n_layers * work.n_experts))
+    return Plan(
+        eviction=str(rng.choice(sorted(EVICTIONS))),
+        per_layer=bool(rng.random() < 0.3),
+        keep=bool(rng.random() < 0.8),
+        requests=Requests.build(moment, call, expert, rng.integers(-3, 4, len(call)) if rng.random() < 0.5 else None),
+        values=Values(some, rng.integers(0, 3, len(some)), table) if rng.random() < 0.5 else None,
+        prediction=Prediction(
+            some,
+            rng.integers(0, 12, len(some)) * int(rng.choice([1, 10_000])),
+            critical=bool(rng.random() < 0.5),
+            prompt_ns=int(rng.integers(0, 2)) * 5,
+        ),
+        stream_prefill=bool(rng.random() < 0.5),
+        gpu_bytes=int(rng.integers(0, 2)) * 500,
+        discipline=rng.choice(["fifo", "demand-first", "preemptive"]),
+        chunks=int(rng.integers(0, 8)),
+    )
+
+
+def run_of(world: World, plan: Plan, observer: Any = None) -> Run:
+    """The run of a plan in a world, not begun yet."""
+    return Run(world.work, plan, world.budget, world.discipline, world.chunks, observer)
+
+
+def digest(log: Log) -> tuple[Any, ...]:
+    """All integers of a log, to compare two."""
+    arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict)
+    return (*(array.tobytes() for array in arrays), dataclasses.asdict(log.counters))
+
+
+@dataclass
+class Event:
+    """One thing that an observer was told of."""
+
+    kind: str
+    begin: int
+    end: int
+    detail: tuple[Any, ...]
+    phase: int = -1
+
+
+class Witness:
+    """An observer that records every event and checks the slots at each of them.
+
+    Phases are known from the order of events: those between the ends of two steps belong to the later one.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.events: list[Event] = []
+        self.work = world.work
+        self.run = run_of(world, plan, self)
+        self._sizes = np.repeat(self.work.expert_bytes, self.work.n_experts)
+        self._first = 0
+
+    def log(self) -> Log:
+        """Run."""
+        log = self.run.log()
+        self._check()
+        return log
+
+    def _note(self, kind: str, begin: int, end: int, *detail: Any) -> None:
+        self.events.append(Event(kind, begin, end, detail))
+        self._check()
+
+    def _check(self) -> None:
+        cache = self.run.cache
+        state = np.frombuffer(bytes(cache.state), np.uint8)
+        pool = np.array(cache.pool)
+        for index, (capacity, free) in enumerate(zip(cache.capacity, cache.free, strict=True)):
+            used = int(self._sizes[(state > 0) & (pool == index)].sum())
+            assert used == capacity - free
+            assert 0 <= used <= capacity
+        assert set(np.unique(state).tolist()) <= {0, LOADING, RESIDENT}
+        loading = np.flatnonzero(state == LOADING).tolist()
+        assert set(loading) <= set(self.run.link.transfers), "a slot is loading and nothing is on its way to it"
+
+    # -- what an observer is told --------------------------------------------------------------------------------
+
+    def transfer(self, begin: int, end: int, expert: int, kind: str, whole: bool) -> None:
+        self._note("transfer", begin, end, expert, kind, whole)
+
+    def evicted(self, now: int, victims: list[int], by: int) -> None:
+        self._note("evicted", now, now, tuple(victims), by)
+        for victim in victims:
+            assert not self.run.cache.pinned[victim], f"pinned {victim} evicted at {now}"
+            assert self.run.cache.state[victim] == 0
+
+    def compute(self, begin: int, end: int, what: str, call: int) -> None:
+        self._note("compute", begin, end, what, call)
+
+    def stall(self, begin: int, end: int, expert: int, call: int, kind: str) -> None:
+        self._note("stall", begin, end, expert, call, kind)
+
+    def requested(self, now: int, expert: int, call: int, outcome: str) -> None:
+        self._note("requested", now, now, expert, call, outcome)
+
+    def step(self, begin: int, end: int, step: int, prefill: bool) -> None:
+        self._note("step", begin, end, step)
+        for event in self.events[self._first :]:
+            event.phase = PREFILL if prefill else DECODE
+        self._first = len(self.events)
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of one kind, in order; those after the last step's end are of its phase."""
+        for event in self.events[self._first :]:
+            event.phase = int(self.work.schedule.phase[-1])
+        return [event for event in self.events if event.kind == kind]
+
+
+def handmade(
+    steps: list[list[list[int]]],
+    n_experts: int,
+    *,
+    layer_ns: int | list[int] = 0,
+    expert_ns: int = 0,
+    head_ns: int = 0,
+    copy_ns: int | list[int] = 10 * MS,
+    latency_ns: int = 0,
+    chunks: int = 1,
+    expert_bytes: int | list[int] = 1_000_000,
+    phase: list[int] | None = None,
+) -> Workload:
+    """A workload written out: ``steps[s][l]`` are the experts that layer ``l`` of step ``s`` needs; one row a step.
+
+    ``layer_ns``, ``copy_ns`` and ``expert_bytes`` are one for all layers or one a layer.
+    """
+    n_layers = len(steps[0])
+
+    def each(value: int | list[int]) -> list[int]:
+        return [value] * n_layers if isinstance(value, int) else value
+
+    calls = [sorted({layer * n_experts + e for e in ids}) for step in steps for layer, ids in enumerate(step)]
+    ids = np.array([e for call in calls for e in call], np.int64)
+    offsets = np.cumsum([0, *map(len, calls)])
+    n_steps = len(steps)
+    return Workload(
+        schedule=Schedule(np.array(phase or [DECODE] * n_steps, np.int64), np.arange(n_steps + 1), np.arange(n_steps)),
+        n_layers=n_layers,
+        n_experts=n_experts,
+        offsets=offsets,
+        expert=ids,
+        tokens=np.ones(len(ids), np.int64),
+        layer_ns=np.array(each(layer_ns) * n_steps, np.int64),
+        shared_ns=np.zeros(n_layers * n_steps, np.int64),
+        expert_ns=np.full(len(ids), expert_ns, np.int64),
+        head_ns=np.full(n_steps, head_ns, np.int64),
+        activations=np.array([sum(map(len, step)) for step in steps], np.int64),
+        expert_bytes=tuple(each(expert_bytes)),
+        copy_ns=tuple(each(copy_ns)),
+        latency_ns=latency_ns,
+        chunks=chunks,
+    )
