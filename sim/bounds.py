@@ -14,14 +14,19 @@ from sim.log import DECODE
 from sim.workload import Workload
 
 
-def fewest_bytes(offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int) -> int:
+def fewest_bytes(
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None = None
+) -> int:
     """Fewest bytes that serve the calls ``experts[offsets[i]:offsets[i+1]]`` from an empty cache of ``capacity`` bytes.
 
     Keeping an expert from one call to the next that needs it saves its bytes and fills its room between them. What is
-    kept across a call must fit beside the call's own experts; wherever it does not, dropping those needed farthest in
-    the future saves most (Belady, IBM Systems J. 5(2), 1966). With unequal ``sizes`` (one a look-up, bytes) an expert
-    may be dropped in part, which can only lower the bound.
+    kept across a call must fit beside the call's own experts, of which at least ``together`` are there at once (the
+    rest may follow in further waves; by default as many as fit into the whole cache); wherever it does not, dropping
+    those needed farthest in the future saves most (Belady, IBM Systems J. 5(2), 1966). ``sizes`` are bytes, one a
+    look-up, equal within a call; where they differ an expert may be dropped in part, which can only lower the bound.
     """
+    if len(sizes) and sizes.min() == sizes.max():
+        capacity -= capacity % int(sizes[0])  # whole experts alone are kept
     following = next_calls(offsets, experts).tolist()
     ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
     kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use
@@ -45,7 +50,10 @@ def fewest_bytes(offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, ca
             have = kept.pop(ids[i], 0)
             held -= have
             loaded += size[i] - have
-        held = shrink(held, max(0, capacity - sum(size[i] for i in span)))
+        if span:
+            one = size[span[0]]
+            wave = capacity // one if together is None else together
+            held = shrink(held, capacity - one * min(len(span), wave))
         for i in span:
             if following[i] != NEVER:
                 kept[ids[i]] = size[i]
@@ -55,19 +63,33 @@ def fewest_bytes(offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, ca
     return loaded
 
 
+def together(work: Workload, capacity: int) -> int:
+    """How many experts of a call (or all of them, if fewer) are there at once, whatever pools share ``capacity`` bytes.
+
+    With a pool a layer a large call runs in waves of that pool, and other layers' experts stay meanwhile. Tables may
+    take any part of ``capacity``; with unequal sizes a few bytes less can cost a wave one expert.
+    """
+    largest, n_layers = max(work.expert_bytes), work.n_layers
+    slots = capacity // largest // n_layers or capacity // largest
+    return slots if len(set(work.expert_bytes)) == 1 else max(1, slots - 1)
+
+
 def fewest_decode_bytes(work: Workload, capacity: int) -> int:
     """Fewest bytes that the decode steps of a run must load.
 
     A stretch of decode steps begins with a warm cache, which saves at most its capacity, and at most what it needs.
     """
     phase, n_layers, sizes = work.schedule.phase, work.n_layers, work.lookup_bytes
+    if len(set(work.expert_bytes)) == 1:
+        capacity -= capacity % work.expert_bytes[0]
+    wave = together(work, capacity)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], phase == DECODE, [0]])))
     total = 0
     for begin, end in zip(edges[::2] * n_layers, edges[1::2] * n_layers, strict=True):
         first, last = work.offsets[begin], work.offsets[end]
         experts, size = work.expert[first:last], sizes[first:last]
         _, once = np.unique(experts, return_index=True)
-        cold = fewest_bytes(work.offsets[begin : end + 1] - first, experts, size, capacity)
+        cold = fewest_bytes(work.offsets[begin : end + 1] - first, experts, size, capacity, wave)
         total += max(0, cold - min(capacity, int(size[once].sum())))
     return total
 
@@ -101,7 +123,7 @@ def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
     decode = work.schedule.phase == DECODE
     return Bounds(
         compute_ns=int(compute.sum()),
-        link_bytes=fewest_bytes(work.offsets, work.expert, work.lookup_bytes, capacity),
+        link_bytes=fewest_bytes(work.offsets, work.expert, work.lookup_bytes, capacity, together(work, capacity)),
         decode_compute_ns=int(compute[decode].sum()),
         decode_link_bytes=fewest_decode_bytes(work, capacity),
         bytes_per_s=bytes_per_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sim.eviction import EVICTIONS, NEVER, Eviction
+from sim.eviction import NEVER, Eviction, eviction_rule
 from traces.errors import InputError
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
@@ -25,7 +25,7 @@ class ExpertCache:
         eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
         first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
 
-    Raises InputError if a pool cannot hold one expert of a layer that it serves.
+    Raises InputError if a pool cannot hold one expert of a layer that it serves, or no rule is called ``eviction``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ExpertCache:
                 )
         if first_call is None:
             first_call = np.full(total, NEVER, np.int64)
-        rule = EVICTIONS[eviction] if isinstance(eviction, str) else eviction
+        rule = eviction_rule(eviction)
         self.capacity = list(capacity)
         self.free = list(capacity)
         self.rules: list[Eviction] = [rule(first_call) for _ in capacity]

@@ -18,6 +18,7 @@ from simpy import Event
 
 from sim.cache import LOADING, RESIDENT, ExpertCache, waves
 from sim.clock import ASIDE, Clock
+from sim.eviction import NEVER, foresees
 from sim.link import Link, Observer, Transfer
 from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
 from sim.plan import Discipline, Plan, Requests
@@ -86,14 +87,19 @@ class Run:
 
     def __post_init__(self) -> None:
         work, plan = self.work, self.plan
+        chunks = next(given for given in (self.chunks, plan.chunks or None, work.chunks) if given is not None)
+        if chunks < 1:
+            raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1")
         if plan.requests is not None:
             plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
         every = sum(work.expert_bytes) * work.n_experts
         budget = every if plan.everything_resident else self.budget - plan.gpu_bytes
         slots = split_slots(budget, work.expert_bytes, plan.per_layer)
         self.env = Clock()
+        self._future = foresees(plan.eviction)
+        first_call = work.first_call() if self._future else None
         self.cache = ExpertCache(
-            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, work.first_call()
+            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call
         )
         copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
         self.link = Link(
@@ -101,7 +107,7 @@ class Run:
             self.cache,
             copy_ns.__getitem__,
             work.latency_ns,
-            self.chunks or plan.chunks or work.chunks,
+            chunks,
             self.discipline or plan.discipline,
             self.counters,
             self.observer,
@@ -152,7 +158,7 @@ class Run:
         layer_ns, shared_ns = work.layer_ns.tolist(), work.shared_ns.tolist()
         head_ns, phases = work.head_ns.tolist(), work.schedule.phase.tolist()
         self._expert_ns = work.expert_ns.tolist()
-        self._next_call = work.next_call().tolist()
+        self._next_call = work.next_call().tolist() if self._future else [NEVER] * len(experts)
         moments, observer = self._at_moments, self.observer
         for step, phase in enumerate(phases):
             began = env.now

@@ -4,15 +4,18 @@ A rule keeps the experts of one pool in the order in which they should go. The c
 candidates; which of them may really go (nothing pinned, nothing still loading) is the cache's business. Experts are
 known by their flat number, ``layer * E + expert``.
 
-A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``.
+A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``. A rule that says
+``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
+
+from traces.errors import InputError
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""
@@ -24,8 +27,8 @@ class Eviction(Protocol):
     def needed(self, expert: int, next_call: int) -> None:
         """Note that a layer call needs ``expert``, resident or not.
 
-        Experts of a call come in rising order. ``next_call`` is the call that needs it next (NEVER for none): the
-        future, for clairvoyant rules alone.
+        Experts of a call come in rising order. ``next_call`` is the call that needs it next, or NEVER: for none, and
+        for every rule that is not clairvoyant.
         """
 
     def requested(self, expert: int) -> None:
@@ -123,6 +126,8 @@ class _Heap(_Rule):
         try:
             while self._heap:
                 entry = heappop(self._heap)
+                if seen and entry == seen[-1]:
+                    continue  # placed twice under the same key; nobody may be offered twice
                 if self._key.get(entry[1]) == entry[0]:
                     seen.append(entry)
                     yield entry[1]
@@ -182,6 +187,8 @@ class Score(_Heap):
 class NextUse(_Heap):
     """Belady's MIN: the expert needed farthest in the future goes first (L. A. Belady, IBM Systems J. 5(2), 1966)."""
 
+    clairvoyant = True
+
     def __init__(self, first_call: np.ndarray) -> None:
         super().__init__(first_call)
         self._next = first_call.tolist()
@@ -206,6 +213,15 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
 """The rules that both engines know, by name."""
 
 
-def eviction_names() -> Iterable[str]:
-    """Names that ``Plan(eviction=...)`` takes."""
-    return EVICTIONS.keys()
+def eviction_rule(eviction: str | Callable[[np.ndarray], Eviction]) -> Callable[[np.ndarray], Eviction]:
+    """The rule of that name, or the class itself. Raises InputError for an unknown name."""
+    if not isinstance(eviction, str):
+        return eviction
+    if eviction not in EVICTIONS:
+        raise InputError(f"eviction {eviction!r} is unknown; expected one of {', '.join(EVICTIONS)}")
+    return EVICTIONS[eviction]
+
+
+def foresees(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
+    """Whether that rule is told the future. Raises InputError for an unknown name."""
+    return bool(getattr(eviction_rule(eviction), "clairvoyant", False))

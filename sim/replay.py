@@ -14,6 +14,7 @@ import numpy as np
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
 from sim.engine import Run
+from sim.eviction import foresees
 from sim.hardware import Hardware
 from sim.link import Observer
 from sim.log import Log
@@ -154,6 +155,11 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
         )
     made = make_policy(policy, Setting(scene.model, scene.budget, scene.profile, scene.seed), values)
     plan = made.plan(View(scene.trace, scene.work, kind.clairvoyant))
+    if foresees(plan.eviction) and not kind.clairvoyant:
+        raise InputError(
+            f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
+            f"policy that calls itself clairvoyant"
+        )
     return plan, made.parameters.model_dump()
 
 
