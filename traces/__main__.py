@@ -53,7 +53,7 @@ def train(
     record = train_model(base, corpora, output, topology=topology, plan=plan, device=device)
     done = record["training"]
     print(
-        f"{output}: {done['trained_tokens']:,} tokens in {done['seconds']:.0f} s, {done['tokens_per_s']:,.0f} a second, "
+        f"{output}: {done['trained_tokens']:,} tokens in {done['seconds']:.0f} s, {done['tokens_per_s']:,.0f} a s, "
         f"loss {done['first_loss']:.2f} to {done['final_loss']:.2f}, "
         f"entropy {min(record['entropy_bits']):.2f} to {max(record['entropy_bits']):.2f} bits a layer"
     )

@@ -210,9 +210,7 @@ def capture_domain(
                     f"domain {text.domain}: no {_STEPS[split]} prompt of at most {amount.prompt_tokens} tokens"
                 )
             if not amount.suffices(split, decoded, sequences):
-                result.notes.append(
-                    f"the text gave {sequences} {_STEPS[split]} sequences, {decoded} decode tokens only"
-                )
+                result.notes.append(f"{_STEPS[split]} text ran out: {sequences} sequences, {decoded} decode tokens")
     result.arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     result.states, result.prefill_states = states.read(), prefill_states.read()
     return result

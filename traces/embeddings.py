@@ -1,10 +1,11 @@
 """Store hidden states in a few bytes: one projection a model, then small integers with one scale a level.
 
 Level 0 is the embedding layer's output, level 1 + l the router input of routed layer l. The projection keeps the
-directions with the most energy of unit-length states (uncentred PCA, so that cosines survive) and then turns them by a
-seeded random rotation: energy is spread over all dimensions alike and a uniform quantiser of very few bits serves each.
-Coordinates are divided by the level's scale and rounded to -m..m, m = 2^(bits-1) - 1; the step is the one with the
-least squared error on a normal variable.
+directions with the most energy of unit-length states (uncentred PCA, so that cosines survive). The first few, where
+what all tokens have in common lies, are kept as they are in 8 bits; the others are turned by a seeded random rotation:
+energy is spread over them alike and a uniform quantiser of very few bits serves each. Coordinates are divided by the
+level's scale and rounded to -m..m, m = 2^(bits-1) - 1 (127 for the first few); the scale is the step with the least
+squared error on a normal variable with the deviation of the turned coordinates.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from traces.arrays import read_arrays
 from traces.errors import InputError
 from traces.files import atomic_path
 
+STRONG = 8  # directions kept unturned, in 8 bits
 _ROWS = 1024  # rows of states in memory at once
 _FIT_ROWS = 4000  # rows that the projection is fitted on, spread evenly over those given
 
@@ -37,9 +39,9 @@ class Basis:
         return int(self.vectors.shape[1])
 
     @property
-    def limit(self) -> int:
-        """Largest stored integer."""
-        return largest(self.bits)
+    def limits(self) -> np.ndarray:
+        """(D,) largest stored integer of each dimension."""
+        return np.where(np.arange(self.dims) < STRONG, 127, largest(self.bits))
 
     @property
     def sha256(self) -> str:
@@ -53,7 +55,7 @@ class Basis:
         stored = np.empty((*states.shape[:-1], self.dims), np.int8)
         for start in range(0, len(states), _ROWS):
             projected = np.asarray(states[start : start + _ROWS], np.float32) @ self.vectors
-            stored[start : start + _ROWS] = np.clip(np.rint(projected / scale), -self.limit, self.limit)
+            stored[start : start + _ROWS] = np.clip(np.rint(projected / scale), -self.limits, self.limits)
         return stored
 
     def save(self, path: str | Path) -> None:
@@ -78,11 +80,11 @@ class Basis:
 def fit(states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
     """The basis of a model from the states (n, L+1, H) of one or more texts.
 
-    A function of its arguments. Raises InputError if dims is not in 1..H, bits not in 2..8, or a state is not finite.
+    A function of its arguments. Raises InputError if dims is not in 2..H, bits not in 2..8, or a state is not finite.
     """
     hidden = states[0].shape[2]
-    if not 1 <= dims <= hidden or not 2 <= bits <= 8:
-        raise InputError(f"embedding {dims}x{bits}: dims lie in 1..{hidden}, bits in 2..8")
+    if not 2 <= dims <= hidden or not 2 <= bits <= 8:
+        raise InputError(f"embedding {dims}x{bits}: dims lie in 2..{hidden}, bits in 2..8")
     directions = principal_directions(states)
     return narrowed(directions, states, dims, bits, seed)
 
@@ -104,16 +106,20 @@ def principal_directions(states: Sequence[np.ndarray]) -> np.ndarray:
 
 def narrowed(directions: np.ndarray, states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
     """The basis of the first ``dims`` directions, rotated, with the scales that suit ``states``."""
-    turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((dims, dims)))[0]
-    vectors = (directions[:, :dims] @ turn).astype(np.float32)
-    total, count = np.zeros(states[0].shape[1]), 0
+    vectors = np.array(directions[:, :dims], np.float32)
+    weak = min(STRONG, dims - 1)  # the first turned direction; the last one stands for all if there are few
+    turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((dims - weak, dims - weak)))[0]
+    vectors[:, weak:] = vectors[:, weak:] @ turn
+    total, count = np.zeros((states[0].shape[1], dims)), 0
     for block in _sampled(states):
-        total += np.square(block @ vectors, dtype=np.float64).mean(axis=2).sum(axis=0)
+        total += np.square(block @ vectors, dtype=np.float64).sum(axis=0)
         count += len(block)
-    deviation = np.sqrt(total / count)
+    turned = np.sqrt(total[:, weak:].mean(axis=1) / count)
+    strongest = np.sqrt(total.max(axis=1) / count)
+    # The strong directions must not be cut off for the sake of a fine step: four deviations fit in 8 bits.
+    scale = np.maximum(turned * best_step(largest(bits)), 4 * strongest / 127)
     # A level that is all zero needs some scale; any will do.
-    scale = np.where(deviation > 0, deviation, 1) * best_step(largest(bits))
-    return Basis(vectors, scale.astype(np.float32), bits)
+    return Basis(vectors, np.where(scale > 0, scale, 1).astype(np.float32), bits)
 
 
 def largest(bits: int) -> int:
