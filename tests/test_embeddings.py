@@ -102,7 +102,7 @@ def test_a_broken_basis_is_refused(tmp_path, change, message):
 
 @pytest.mark.parametrize(("dims", "bits"), [(1, 3), (49, 3), (24, 1), (24, 9)])
 def test_impossible_sizes_are_refused(dims, bits):
-    with pytest.raises(InputError, match="dims lie in 2..48, bits in 2..8"):
+    with pytest.raises(InputError, match=r"dims lie in 2\.\.48, bits in 2\.\.8"):
         fit([made_states()[0]], dims, bits)
 
 

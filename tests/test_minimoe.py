@@ -119,6 +119,17 @@ def test_training_lowers_the_loss_and_trains_routers_too():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_lower_precision_leaves_rotary_frequencies_as_a_loaded_checkpoint_has_them(tmp_path):
+    model = minimoe.set_precision(upcycle(llama(), SMALL), torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path)
+    loaded, ids = type(model).from_pretrained(tmp_path, dtype="auto"), torch.arange(240).reshape(1, 240) % 60
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(model.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids).logits, loaded.eval()(ids).logits)
+
+
 def test_training_is_a_function_of_its_seed():
     def weights(seed):
         model = upcycle(llama(), SMALL)

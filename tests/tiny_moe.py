@@ -5,11 +5,12 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-WORDS = (
-    "the court clause party shall agree notice term law judge card money bank account transfer balance fee help feel "
-    "sad friend talk listen sleep worry def return if for in list value print class self import sum step answer total "
-    "number apples each half times plus equals problem solve customer agent client is a of and to my your what how"
-).split()
+_TEXT = """
+the court clause party shall agree notice term law judge card money bank account transfer balance fee help feel sad
+friend talk listen sleep worry def return if for in list value print class self import sum step answer total number
+apples each half times plus equals problem solve customer agent client is a of and to my your what how
+"""
+WORDS = _TEXT.split()
 
 
 def tokenizer(pad: str | None = "<pad>") -> Any:

@@ -201,7 +201,7 @@ def fit(model: Any, blocks: Mapping[str, np.ndarray], plan: Plan, device: str = 
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).train()
+    set_precision(model.to(device), torch.bfloat16 if device == "cuda" else torch.float32).train()
     torch.manual_seed(plan.seed)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     masters = [parameter.detach().float().clone() for parameter in parameters]
@@ -229,6 +229,16 @@ def fit(model: Any, blocks: Mapping[str, np.ndarray], plan: Plan, device: str = 
             watch.at(fraction, f"loss {loss:.3f}  balance {balance:.3f}  {tokens / seconds:,.0f} tokens/s")
     model.eval()
     return _record(model, plan, curve, uses, seconds, device)
+
+
+def set_precision(model: Any, precision: "torch.dtype") -> Any:
+    """The model with its parameters in ``precision`` and its buffers as they were.
+
+    A checkpoint is loaded with rotary frequencies in float32: training must not see rounded ones.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision)
+    return model
 
 
 def _step(
