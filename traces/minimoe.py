@@ -339,7 +339,12 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     most = math.log2(record["topology"]["experts"])
     right.axhline(most, color="#888888", linewidth=0.8)
     right.annotate("all experts alike", (0, most), (0, 3), textcoords="offset points", fontsize=8)
-    right.set(ylim=(0, 1.12 * most), xlabel="layer", ylabel="entropy of its experts, bits", title="use of experts at the end of training")
+    right.set(
+        ylim=(0, 1.12 * most),
+        xlabel="layer",
+        ylabel="entropy of its experts, bits",
+        title="use of experts at the end of training",
+    )
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
