@@ -1,0 +1,65 @@
+"""Simulated time, compiled: what happens until the GPU's next act, and in which order (as ``sim.clock`` has it)."""
+
+from typing import Any
+
+from sim.cache import RESIDENT
+from sim.compiled.heap import push, remove, top
+from sim.compiled.jit import inner
+from sim.compiled.link import kick, request, stretch_ends
+from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at
+
+
+@inner
+def advance(m: Any, until: int) -> None:
+    """Let everything happen that happens up to ``until``, which becomes the present."""
+    while _next_event(m) <= until:
+        _happen(m)
+    m.now = until
+
+
+@inner
+def wait(m: Any, expert: int) -> bool:
+    """Let things happen until ``expert`` has landed, and whatever else does at that instant; False if nothing moves."""
+    slot = slot_at(m.slots, expert)
+    while slot.state != RESIDENT:
+        if _next_event(m) == FOREVER:
+            return False
+        _happen(m)
+    advance(m, m.now)
+    return True
+
+
+@inner
+def make_requests(m: Any, moment: int) -> None:
+    """Make the requests of a moment of the plan, except those whose call has passed meanwhile."""
+    made = moment_at(m.moments, moment)
+    for i in range(made.first, made.last):
+        wish = request_at(m.requests, i)
+        if wish.call > m.passed:
+            request(m, wish.expert, wish.call, wish.priority)
+
+
+@inner
+def make_requests_later(m: Any, moment: int, delay: int) -> None:
+    """Make the requests of a moment in ``delay`` ns: they are predicted beside the step."""
+    push(heap_at(m.aside, 0), moment, m.now + delay, moment)
+
+
+@inner
+def _next_event(m: Any) -> int:
+    aside = heap_at(m.aside, 0)
+    return min(m.ending, top(aside).first) if aside.size else m.ending
+
+
+@inner
+def _happen(m: Any) -> None:
+    """The next thing happens; at one instant the end of a transfer comes before delayed requests."""
+    m.now = _next_event(m)
+    if m.ending == m.now:
+        stretch_ends(m)
+    else:
+        aside = heap_at(m.aside, 0)
+        moment = top(aside).item
+        remove(aside, moment)
+        make_requests(m, moment)
+        kick(m)

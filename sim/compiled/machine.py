@@ -1,0 +1,219 @@
+"""Everything that a compiled run reads and writes, as records of integers.
+
+``MACHINE`` holds what exists once and the addresses of the rest: a ``SLOT`` and a ``TRANSFER`` an expert, a ``POOL`` a
+pool, a ``LAYER`` a routed layer, the plan's moments and requests. Experts are known by their flat number; -1 is nobody.
+Words mean what they mean in ``sim.cache`` and ``sim.link``.
+"""
+
+from dataclasses import dataclass, fields
+from typing import get_args
+
+import numpy as np
+
+from sim.compiled.heap import HEAP, Heaps
+from sim.compiled.records import address, records_of
+from sim.engine import Slots
+from sim.eviction import EVICTIONS, NEVER
+from sim.log import Counters
+from sim.plan import Discipline, Plan
+from sim.workload import Workload
+
+NOBODY = -1
+FOREVER = NEVER
+
+RULES = tuple(EVICTIONS)
+LRU, FIFO, LFU, PERFECT_LFU, SCORE, NEXT_USE = map(
+    RULES.index, ("lru", "fifo", "lfu", "perfect-lfu", "score", "next-use")
+)
+DISCIPLINES: tuple[str, ...] = get_args(Discipline)
+IN_LINE, DEMAND_FIRST, PREEMPTIVE = map(DISCIPLINES.index, ("fifo", "demand-first", "preemptive"))
+
+SLOT = np.dtype(
+    [
+        ("size", np.int64),
+        ("wanted_until", np.int64),  # the last call that a prefetch asked it for
+        ("uses", np.int64),  # lfu: how often it was needed; next-use: the call that needs it next
+        ("rank", np.int64),  # its place in the order of leaving (not lru, fifo), with ties by ...
+        ("tie", np.int64),
+        ("pool", np.int32),
+        ("layer", np.int32),
+        ("older", np.int32),  # neighbours in its pool's list (lru, fifo)
+        ("newer", np.int32),
+        ("next_wanted", np.int32),  # the next of its layer's wanted experts
+        ("state", np.int8),
+        ("pinned", np.int8),
+        ("used", np.int8),
+        ("ranked", np.int8),  # it has a place in the order of leaving
+        ("wanted", np.int8),  # wanted_until has not passed
+        ("awaited", np.int8),  # a later wave of the running call will demand it
+        ("brought", np.int8),  # 1 + phase of the prefetch that brought it, until somebody needs it; else 0
+    ],
+    align=True,
+)
+TRANSFER = np.dtype(
+    [
+        ("startup", np.int64),  # ns before the first byte, the same for every transfer of this expert
+        ("body", np.int64),  # ns of copying, likewise
+        ("priority", np.int64),
+        ("serial", np.int64),
+        ("moved", np.int64),  # ns of body done at the last boundary
+        ("begin", np.int64),  # when the present stretch began
+        ("late_at", np.int64),  # the last look-up that found it under way
+        ("next_demand", np.int32),  # who stands behind it in the line of demands
+        ("phase", np.int8),
+        ("live", np.int8),  # queued, running or paused
+        ("prefetch", np.int8),
+        ("demand", np.int8),
+        ("started", np.int8),
+    ],
+    align=True,
+)
+POOL = np.dtype(
+    [
+        ("free", np.int64),  # bytes that hold no expert
+        ("spare", np.int64),  # bytes of experts that may leave: resident, not pinned, not wanted
+        ("reserved", np.int64),  # bytes of those that may leave for a demand alone: resident, not pinned, wanted
+        ("oldest", np.int64),  # ends of the list (lru, fifo)
+        ("newest", np.int64),
+    ]
+)
+LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
+# An expert of the running call, the time of its kernel, and how it stood when its wave began (READY, UNDER_WAY, LACKING).
+PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("stood", np.int64)])
+READY, UNDER_WAY, LACKING = range(3)
+MOMENT = np.dtype([(name, np.int64) for name in ("moment", "values", "cost", "first", "last")])
+REQUEST = np.dtype([(name, np.int64) for name in ("expert", "call", "priority")])
+VALUE = np.dtype([("value", np.int64)])
+COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
+
+_ADDRESSES = ("slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
+              "moments", "requests", "table")  # fmt: skip
+_SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "n_layers", "n_experts",
+             "n_slots", "n_pools", "n_moments")  # fmt: skip
+_STATE = (
+    "now",
+    "phase",
+    "passed",  # the last call whose experts have been looked up
+    "moment",  # index of the next moment of the plan
+    "tick",  # counts what breaks ties by recency
+    "values",  # row of values in force, -1 before the first
+    "running",
+    "paused",
+    "ending",  # when the stretch on the link ends, FOREVER for none
+    "boundary",  # ns of body at which it then gives way, -1 if it runs to its end
+    "serial",
+    "first_demand",  # ends of the line of demands
+    "last_demand",
+    "n_queued",
+)
+MACHINE = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SETTINGS, *_STATE)])
+
+slot_at = records_of(SLOT)
+transfer_at = records_of(TRANSFER)
+pool_at = records_of(POOL)
+layer_at = records_of(LAYER)
+piece_at = records_of(PIECE)
+moment_at = records_of(MOMENT)
+request_at = records_of(REQUEST)
+value_at = records_of(VALUE)
+counts_at = records_of(COUNTS)
+heap_at = records_of(HEAP)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory of one run: ``record`` () MACHINE, ``counts`` (2,) COUNTS a phase; ``held`` keeps the rest alive."""
+
+    record: np.void
+    counts: np.ndarray
+    held: tuple[object, ...]
+
+
+def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: int) -> Machine:
+    """An empty machine at the beginning of a run."""
+    n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity)
+    rule = RULES.index(str(plan.eviction))
+    slots = _slots(work, shares, rule)
+    largest_call = int(np.diff(work.offsets).max(initial=0))
+    moments, requests, table = _moments(plan)
+
+    pools = np.zeros(n_pools, POOL)
+    pools["free"], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
+    layers = np.zeros(work.n_layers, LAYER)
+    layers["fit"] = np.array(shares.capacity)[list(shares.pool)] // np.array(work.expert_bytes)
+    layers["first_wanted"] = NOBODY
+
+    members = np.bincount(slots["pool"], minlength=n_pools).tolist()
+    leaving = Heaps([n for n in members for _ in range(2)], n_slots)  # of pool p: 2p, and 2p + 1 for demands alone
+    queue = Heaps(members, n_slots)
+    aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
+    memory: dict[str, np.ndarray] = {
+        "slots": slots,
+        "transfers": _transfers(work),
+        "pools": pools,
+        "layers": layers,
+        "counts": np.zeros(2, COUNTS),
+        "leaving": leaving.heaps,
+        "queue": queue.heaps,
+        "aside": aside.heaps,
+        "pieces": np.zeros(largest_call, PIECE),
+        "moments": moments,
+        "requests": requests,
+        "table": table,
+    }
+    machine = np.zeros((), MACHINE)
+    for name in _ADDRESSES:
+        machine[name] = address(memory[name])
+    settings = (rule, DISCIPLINES.index(discipline), chunks, plan.prediction.critical, plan.prediction.prompt_ns,
+                plan.keep, plan.stream_prefill, work.n_layers, work.n_experts, n_slots, n_pools, len(moments))  # fmt: skip
+    for name, setting in zip(_SETTINGS, settings, strict=True):
+        machine[name] = setting
+    for name in ("passed", "values", "running", "paused", "boundary", "first_demand", "last_demand"):
+        machine[name] = -1
+    machine["ending"] = FOREVER
+    return Machine(machine[()], memory["counts"], (memory, leaving, queue, aside))
+
+
+def _slots(work: Workload, shares: Slots, rule: int) -> np.ndarray:
+    layer = np.repeat(np.arange(work.n_layers), work.n_experts)
+    slots = np.zeros(len(layer), SLOT)
+    slots["size"], slots["pool"], slots["layer"] = (
+        np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer], layer
+    )  # fmt: skip
+    for name in ("wanted_until", "older", "newer", "next_wanted"):
+        slots[name] = NOBODY
+    if rule == NEXT_USE:
+        slots["uses"] = work.first_call()
+    return slots
+
+
+def _transfers(work: Workload) -> np.ndarray:
+    copy_ns = np.repeat(np.array(work.copy_ns, np.int64), work.n_experts)
+    transfers = np.zeros(len(copy_ns), TRANSFER)
+    transfers["body"] = np.maximum(1, copy_ns - work.latency_ns)
+    transfers["startup"] = copy_ns - transfers["body"]
+    transfers["late_at"] = -1
+    return transfers
+
+
+def _moments(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The plan: (M,) MOMENT at which something is decided, (N,) REQUEST, and the table of values.
+
+    Requests ``first`` to ``last`` are made at a moment; ``values`` is the row that comes into force there, or -1.
+    """
+    asked, valued, predicted = plan.requests, plan.values, plan.prediction
+    parts = [predicted.moment] + [part.moment for part in (asked, valued) if part is not None]
+    distinct = np.unique(np.concatenate(parts).astype(np.int64))
+    moments = np.zeros(len(distinct), MOMENT)
+    moments["moment"], moments["values"] = distinct, -1
+    moments["cost"][np.searchsorted(distinct, predicted.moment)] = predicted.ns
+    requests = np.zeros(0 if asked is None else len(asked.call), REQUEST)
+    table = np.zeros((0, 0), np.int64)
+    if asked is not None:
+        at = np.searchsorted(distinct, asked.moment)
+        moments["first"][at], moments["last"][at] = asked.offsets[:-1], asked.offsets[1:]
+        requests["expert"], requests["call"], requests["priority"] = asked.expert, asked.call, asked.priority
+    if valued is not None:
+        moments["values"][np.searchsorted(distinct, valued.moment)] = valued.index
+        table = np.ascontiguousarray(valued.table, np.int64)
+    return moments, requests, table

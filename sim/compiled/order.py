@@ -1,0 +1,184 @@
+"""Who leaves when a slot is needed: the rules of ``sim.eviction``, compiled.
+
+lru and fifo keep each pool's experts in a list, oldest first, and whoever leaves is looked for from its old end. The
+others give an expert a rank and a tie; those that may leave stand in a heap (``sim.compiled.slots`` puts them in and
+takes them out), so that what may not leave is never looked at.
+"""
+
+from typing import Any
+
+from sim.cache import RESIDENT
+from sim.compiled.heap import contains, push, remove, top
+from sim.compiled.jit import inner
+from sim.compiled.machine import (
+    FIFO,
+    LFU,
+    LRU,
+    NEXT_USE,
+    NOBODY,
+    PERFECT_LFU,
+    SCORE,
+    heap_at,
+    pool_at,
+    slot_at,
+    value_at,
+)
+
+
+@inner
+def needed(m: Any, expert: int, next_call: int) -> None:
+    """A call needs ``expert``, resident or not; ``next_call`` is the call that needs it next, for next-use alone."""
+    slot = slot_at(m.slots, expert)
+    if m.rule == LRU:
+        _to_newest(m, expert)
+    elif m.rule == LFU or m.rule == PERFECT_LFU:
+        slot.uses += 1
+    elif m.rule == NEXT_USE:
+        slot.uses = next_call
+    if _by_rank(m):
+        _rank(m, expert)
+
+
+@inner
+def requested(m: Any, expert: int) -> None:
+    """A prefetch asks for ``expert``, which is resident."""
+    if m.rule == LRU:
+        _to_newest(m, expert)
+
+
+@inner
+def loaded(m: Any, expert: int) -> None:
+    """``expert`` was given a slot; one that a call already needed keeps its place."""
+    if not slot_at(m.slots, expert).ranked:
+        if _by_rank(m):
+            _rank(m, expert)
+        else:
+            _to_newest(m, expert)
+
+
+@inner
+def evicted(m: Any, expert: int) -> None:
+    """``expert`` left its slot."""
+    slot = slot_at(m.slots, expert)
+    if slot.ranked and not _by_rank(m):
+        _unlink(m, expert)
+    if m.rule == LFU:
+        slot.uses = 0
+    slot.ranked = 0
+
+
+@inner
+def valued(m: Any, row: int) -> None:
+    """Row ``row`` of the plan's values is in force."""
+    m.values = row
+    if m.rule == SCORE:
+        for expert in range(m.n_slots):
+            slot = slot_at(m.slots, expert)
+            if slot.ranked:
+                slot.rank = _value(m, expert)
+                _settle(m, expert)
+
+
+@inner
+def may_leave(m: Any, expert: int) -> None:
+    """``expert`` is resident and no longer pinned, or wanted by other requests than before."""
+    if _by_rank(m):
+        slot = slot_at(m.slots, expert)
+        push(_heap(m, slot.pool, slot.wanted), expert, slot.rank, slot.tie)
+
+
+@inner
+def must_stay(m: Any, expert: int) -> None:
+    """Undo ``may_leave``."""
+    if _by_rank(m):
+        slot = slot_at(m.slots, expert)
+        remove(_heap(m, slot.pool, slot.wanted), expert)
+
+
+@inner
+def first_to_leave(m: Any, pool: int, wanted: int) -> int:
+    """Who goes first of those that may leave, wanted or not. There must be one."""
+    if _by_rank(m):
+        return top(_heap(m, pool, wanted)).item
+    expert = pool_at(m.pools, pool).oldest
+    slot = slot_at(m.slots, expert)
+    while slot.state != RESIDENT or slot.pinned or slot.wanted != wanted:
+        expert = slot.newer
+        slot = slot_at(m.slots, expert)
+    return expert
+
+
+# -- by rank ---------------------------------------------------------------------------------------------------------
+
+
+@inner
+def _by_rank(m: Any) -> bool:
+    return m.rule != LRU and m.rule != FIFO
+
+
+@inner
+def _heap(m: Any, pool: int, wanted: int) -> Any:
+    return heap_at(m.leaving, 2 * pool + wanted)
+
+
+@inner
+def _rank(m: Any, expert: int) -> None:
+    """Give ``expert`` its place by what is known now."""
+    slot = slot_at(m.slots, expert)
+    if m.rule == NEXT_USE:
+        slot.rank, slot.tie = -slot.uses, expert
+    else:
+        m.tick += 1
+        slot.rank, slot.tie = _value(m, expert) if m.rule == SCORE else slot.uses, m.tick
+    slot.ranked = 1
+    _settle(m, expert)
+
+
+@inner
+def _value(m: Any, expert: int) -> int:
+    return value_at(m.table, m.values * m.n_slots + expert).value if m.values >= 0 else 0
+
+
+@inner
+def _settle(m: Any, expert: int) -> None:
+    """Move an expert that may leave to where its new rank puts it."""
+    slot = slot_at(m.slots, expert)
+    heap = _heap(m, slot.pool, slot.wanted)
+    if contains(heap, expert):
+        remove(heap, expert)
+        push(heap, expert, slot.rank, slot.tie)
+
+
+# -- by list ---------------------------------------------------------------------------------------------------------
+
+
+@inner
+def _to_newest(m: Any, expert: int) -> None:
+    """Put ``expert`` at the young end of its pool's list."""
+    slot = slot_at(m.slots, expert)
+    pool = pool_at(m.pools, slot.pool)
+    if pool.newest == expert:
+        return
+    if slot.ranked:
+        _unlink(m, expert)
+    slot.ranked = 1
+    slot.older, slot.newer = pool.newest, NOBODY
+    if pool.newest == NOBODY:
+        pool.oldest = expert
+    else:
+        slot_at(m.slots, pool.newest).newer = expert
+    pool.newest = expert
+
+
+@inner
+def _unlink(m: Any, expert: int) -> None:
+    slot = slot_at(m.slots, expert)
+    pool = pool_at(m.pools, slot.pool)
+    if slot.older == NOBODY:
+        pool.oldest = slot.newer
+    else:
+        slot_at(m.slots, slot.older).newer = slot.newer
+    if slot.newer == NOBODY:
+        pool.newest = slot.older
+    else:
+        slot_at(m.slots, slot.newer).older = slot.older
