@@ -2,7 +2,7 @@
 
 import json as json_module
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,7 +91,7 @@ def replay_command(
         learns=policy_class(policy).learns,
     )  # fmt: skip
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with watch as observer, _progress(here, [policy]) as advance:
+    with _written(json) as write, watch as observer, _progress(here, [policy]) as advance:
         result = replay(
             here,
             policy,
@@ -101,7 +101,8 @@ def replay_command(
             observer=observer,
             progress=advance(policy),
         )
-    _show(report_view(result), result.to_json(), json)
+        write(result.to_json())
+    _print(report_view(result), json)
 
 
 @app.command
@@ -152,7 +153,7 @@ def compare(
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     results = []
-    with _progress(here, [",".join(entry) for entry in wanted]) as advance:
+    with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for name, *settings in wanted:
             results.append(
                 replay(
@@ -164,7 +165,8 @@ def compare(
                     progress=advance(",".join([name, *settings])),
                 )
             )
-    _show(comparison(results), [result.to_json() for result in results], json)
+        write([result.to_json() for result in results])
+    _print(comparison(results), json)
 
 
 def _missing(here: Scene, needs: frozenset[str]) -> list[str]:
@@ -262,16 +264,33 @@ def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
         yield advance
 
 
-def _show(view: RenderableType, data: object, target: str | None) -> None:
-    """The table to standard output, unless JSON goes there."""
-    if target == "-":
-        print(json_module.dumps(data, indent=1, allow_nan=False))
-        return
-    if target is not None:
+@contextmanager
+def _written(target: str | None) -> Iterator[Callable[[object], None]]:
+    """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done."""
+    if target is None:
+        yield lambda data: None
+    elif target == "-":
+        yield lambda data: print(json_module.dumps(data, indent=1, allow_nan=False))
+    else:
         with atomic_path(target) as part:
-            part.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    console.print(view)
+            yield lambda data: _write(part, data)
+
+
+def _write(path: Path, data: object) -> None:
+    path.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _print(view: RenderableType, target: str | None) -> None:
+    """The table to standard output, unless JSON goes there."""
+    if target != "-":
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console.print(view)
+
+
+def _show(view: RenderableType, data: object, target: str | None) -> None:
+    with _written(target) as write:
+        write(data)
+    _print(view, target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

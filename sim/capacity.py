@@ -12,7 +12,7 @@ def parse_capacity(text: str, expert_bytes: tuple[int, ...], n_experts: int) -> 
 
     ``expert_bytes`` are those of one expert, a routed layer. Raises InputError for anything else, or nothing.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(%|[a-zA-Z]*)\s*", text, re.ASCII)
     unit = match[2].lower() if match else ""
     if match is None or (unit and unit != "%" and unit not in _UNITS):
         raise InputError(f"--cache {text!r}: expected slots (64), a share (25%), or bytes (4000MiB, 16GiB, 16GB)")

@@ -80,7 +80,7 @@ def scene(
         split: eval, profile or all.
         batch: sequences that decode together.
         seed: for policies that draw at random.
-        learns: False skips loading profiles that no policy of this run reads.
+        learns: False skips loading profiles that no policy of this run reads, unless they are named.
 
     Raises InputError for anything that a person got wrong.
     """
@@ -92,7 +92,7 @@ def scene(
     work = workload(trace, spec, machine, batched(trace, batch))
     return Scene(
         trace=trace,
-        profile=tuple(_profiles(whole, profile)) if learns else (),
+        profile=tuple(_profiles(whole, profile)) if learns or profile else (),
         model=spec,
         hardware=machine,
         budget=budget,

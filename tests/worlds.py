@@ -32,6 +32,13 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "popularity": [{}, {"by": "domain"}],
 }
 """Parameters worth trying, a policy; any other is tried with its defaults."""
+REPORT_FIELDS = {
+    "policy", "parameters", "tokens", "tokens_per_s", "activations", "lookups", "hits", "reuse_hits", "prefetch_hits",
+    "late", "late_queued", "late_in_flight", "misses", "hit_ratio", "late_ratio", "miss_ratio", "compulsory_misses",
+    "evictions", "link_bytes", "prefetches", "ttft_ms", "tpot_ms", "time_ms", "gpu_bytes", "bounds", "efficiency",
+    "per_layer", "prefill", "clock", "provenance",
+}  # fmt: skip
+"""What every report holds."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,16 @@ class World:
     budget: int
     discipline: Discipline | None = None
     chunks: int | None = None
+    profile: Trace | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """What a policy knows beforehand; it learns from this very trace unless there is a profile."""
+        return Setting(self.model, self.budget, (self.profile or self.trace,), 7)
 
     def plan(self, policy: str, values: dict[str, object] | None = None) -> Plan:
-        """What ``policy`` decides here; it learns from this very trace."""
-        made = make_policy(policy, Setting(self.model, self.budget, (self.trace,), 7), values)
+        """What ``policy`` decides here."""
+        made = make_policy(policy, self.setting, values)
         return made.plan(View(self.trace, self.work, made.clairvoyant))
 
     def bounds(self) -> Bounds:
@@ -336,3 +349,14 @@ def handmade(
         latency_ns=latency_ns,
         chunks=chunks,
     )
+
+
+def toy_meta(n_layers: int) -> dict[str, Any]:
+    """What to add to the meta of a trace whose model is ``toy``, for the command line: a config of tiny experts."""
+    return {
+        "config": {
+            "model_type": "mixtral", "num_hidden_layers": n_layers, "hidden_size": 64, "intermediate_size": 128,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "vocab_size": 100, "tie_word_embeddings": True,
+        }
+    }  # fmt: skip

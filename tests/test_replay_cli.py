@@ -1,0 +1,418 @@
+"""The command line: reports for people and programs; whatever is wrong is one line, status 2 and no file."""
+
+import gzip
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.__main__ import main
+from sim.policies import policy_class, policy_classes
+from tests.strategies import make_trace
+from tests.worlds import POLICIES, REPORT_FIELDS, toy_meta
+from traces.trace import Trace
+
+PROFILE = """
+name = "mine"
+[gpu]
+memory_gb = 8.0
+bandwidth_gbps = 300.0
+bandwidth_fraction = 1.0
+tflops = 20.0
+tflops_fraction = 1.0
+[link]
+name = "cable"
+latency_us = 0.0
+gbps = {gbps}
+[software]
+kind = "toy"
+operation_us = 5.0
+expert_floor_us = 20.0
+layer_floor_us = 50.0
+route_wait_us = 0.0
+waits_for_route = true
+"""
+EXPERT = 3 * 64 * 128 * 2
+
+
+def toy_trace(**changes: Any) -> Trace:
+    """Two sequences, one of each split: 4 layers of 8 experts, two a token."""
+    rng = np.random.default_rng(0)
+    routes = rng.random((30, 4, 8)).argsort(axis=2)[:, :, :2]
+    phase = [0] * 3 + [1] * 7 + [0] * 4 + [1] * 16
+    given: dict[str, Any] = {"sequence": [0] * 10 + [1] * 20, "split": ["profile", "eval"], "phase": phase} | changes
+    trace = make_trace(routes, n_experts=8, **given)
+    trace.meta["model"] |= toy_meta(4)
+    return trace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.npz"
+    toy_trace().save(path)
+    return path
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Run a command and return (status, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    yield run
+
+
+def reported(said: Any, *arguments: object) -> Any:
+    status, out, err = said(*arguments, "--json", "-")
+    assert (status, err) == (0, "")
+    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_report_has_every_field_and_adds_up(said: Any, trace: Path, policy: str) -> None:
+    if policy_class(policy).needs:
+        pytest.skip("needs arrays that this trace does not have")
+    data = reported(said, "replay", trace, "--policy", policy, "--cache", "10", "--batch", "2")
+    assert set(data) >= REPORT_FIELDS
+    assert data["policy"] == policy
+    assert data["clock"] == "simulated"
+    assert (data["tokens"], data["prefill"]["tokens"]) == (16, 4)
+    assert data["activations"] == 16 * 4 * 2
+    for counts in (data, data["prefill"]):
+        assert counts["lookups"] == counts["hits"] + counts["late"] + counts["misses"]
+        fate = counts["prefetches"]
+        assert fate["issued"] == sum(fate.values()) - fate["issued"]
+        assert counts["time_ms"]["other"] == 0
+    assert set(data["gpu_bytes"]) == {"experts", "resident_model", "policy", "kv"}
+    told = data["provenance"]
+    assert {"trace", "trace_sha256", "model", "hardware", "code", "seed"} <= set(told)
+    assert (told["model"], told["hardware"], told["seed"]) == ("toy", "l40", 0)
+    assert len(told["trace_sha256"]) == 64
+    assert data["settings"]["cache"] == "10 slots = 31.2% of all experts = 0 MiB", "echoed in all three units"
+    assert data["settings"]["cache_bytes"] == 10 * EXPERT
+
+
+def test_two_runs_write_the_same_bytes(said: Any, trace: Path, tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert said("replay", trace, "--policy", "previous-token", "--json", tmp_path / name)[0] == 0
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_tables_for_people(said: Any, trace: Path) -> None:
+    status, out, err = said("replay", trace, "--cache", "10")
+    assert (status, err) == (0, "")
+    for words in ("simulated replay of", "10 slots = 31.2% of all experts", "link not measured", "tokens/s", "misses"):
+        assert words in out
+    status, out, _ = said("compare", trace, "--policy", "lru,scope=layer", "clairvoyant")
+    assert status == 0
+    assert "lru (scope=layer)" in out
+    assert "clairvoyant" in out
+
+
+def test_compare_lists_all_that_the_trace_allows(said: Any, trace: Path, tmp_path: Path) -> None:
+    able = [name for name, kind in policy_classes().items() if not kind.needs]
+    status, out, err = said("compare", trace, "--json", "-")
+    assert status == 0
+    assert [r["policy"] for r in json.loads(out)] == able
+    only = tmp_path / "only.npz"
+    toy_trace(split="eval").save(only)
+    status, out, err = said("compare", only, "--json", "-")
+    assert "popularity" not in [r["policy"] for r in json.loads(out)]
+    assert "left out: popularity" in err
+
+
+def test_compare_and_replay_agree(said: Any, trace: Path) -> None:
+    data = reported(said, "compare", trace, "--policy", "lfu,counts=always", "fifo", "--cache", "7")
+    alone = reported(said, "replay", trace, "--policy", "lfu", "--set", "counts=always", "--cache", "7")
+    for report in (data[0], alone):
+        assert report["parameters"] == {"scope": "global", "counts": "always"}
+    assert {k: v for k, v in data[0].items() if k != "provenance"} == {
+        k: v for k, v in alone.items() if k != "provenance"
+    }
+
+
+def test_files_are_written_beside_the_table(said: Any, trace: Path, tmp_path: Path) -> None:
+    report, timeline = tmp_path / "r.json", tmp_path / "t.json.gz"
+    status, out, _ = said("replay", trace, "--json", report, "--timeline", timeline)
+    assert status == 0
+    assert "tokens/s" in out
+    assert json.loads(report.read_text(encoding="utf-8"))["policy"] == "lru"
+    with gzip.open(timeline, "rt", encoding="utf-8") as text:
+        assert json.load(text)["traceEvents"]
+    assert {p.name for p in tmp_path.iterdir()} == {"toy.npz", "r.json", "t.json.gz"}, "nothing half-written is left"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("10", 10 * EXPERT),
+        ("25%", 8 * EXPERT),
+        ("12.5%", 4 * EXPERT),
+        (f"{EXPERT}B", EXPERT),
+        ("1MiB", 2**20),
+        ("0.5mib", 2**19),
+        ("1MB", 10**6),
+        ("2 GiB", 2**31),
+        ("1000", 1000 * EXPERT),
+    ],
+)
+def test_capacities(said: Any, trace: Path, text: str, size: int) -> None:
+    data = reported(said, "replay", trace, "--cache", text)
+    assert data["settings"]["cache_bytes"] == data["gpu_bytes"]["experts"] == size
+    assert f"{size // EXPERT} slots" in data["settings"]["cache"]
+
+
+def test_a_cache_smaller_than_a_token_is_warned_of(said: Any, trace: Path) -> None:
+    warned = "an LRU cache cycles"
+    assert any(warned in note for note in reported(said, "replay", trace, "--cache", "7")["notes"])
+    assert not any(warned in note for note in reported(said, "replay", trace, "--cache", "8")["notes"])
+
+
+def test_splits_and_batches(said: Any, trace: Path) -> None:
+    assert reported(said, "replay", trace, "--split", "profile")["tokens"] == 7
+    assert reported(said, "replay", trace, "--split", "all")["tokens"] == 23
+    one, two = (reported(said, "replay", trace, "--split", "all", "--batch", b) for b in (1, 2))
+    assert two["lookups"] < one["lookups"], "a batch shares look-ups"
+    assert two["activations"] == one["activations"]
+
+
+def test_a_slow_link_is_slow(said: Any, trace: Path, tmp_path: Path) -> None:
+    speeds = []
+    for gbps in (0.001, 1.0):
+        machine = tmp_path / f"{gbps}.toml"
+        machine.write_text(PROFILE.format(gbps=gbps), encoding="utf-8")
+        speeds.append(reported(said, "replay", trace, "--hardware", machine)["tokens_per_s"])
+    assert speeds[0] < speeds[1] / 100
+
+
+@pytest.mark.parametrize("command", ["policies", "models", "hardware"])
+def test_catalogues(said: Any, command: str, tmp_path: Path) -> None:
+    status, out, _ = said(command)
+    assert status == 0
+    assert {"policies": "clairvoyant", "models": "mixtral-8x7b", "hardware": "l40"}[command] in out
+    data = reported(said, command)
+    assert len(data) >= 8
+    file = tmp_path / "list.json"
+    assert said(command, "--json", file)[0] == 0
+    assert json.loads(file.read_text(encoding="utf-8")) == data
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["--policy", "nonsense"], "policy 'nonsense' is unknown; expected one of"),
+    (["--policy", "sim.plan:Plan"], "not a sim.policies.Policy"),
+    (["--set", "scope"], "--set 'scope': expected key=value"),
+    (["--set", "=3"], "--set '=3': expected key=value"),
+    (["--set", "scope=galaxy"], "policy lru: parameter scope = 'galaxy'"),
+    (["--set", "slots=3"], "policy lru: parameter slots = 3"),
+    (["--cache", "0"], "cannot hold one expert of 49152 bytes"),
+    (["--cache", "49151B"], "cannot hold one expert of 49152 bytes"),
+    (["--cache", "10 parsecs"], "--cache '10 parsecs': expected slots (64), a share (25%)"),
+    (["--cache", "12,5%"], "--cache '12,5%': expected slots"),
+    (["--cache", "12.5"], "--cache '12.5': expected a whole number of slots"),
+    (["--cache", "nan"], "--cache 'nan': expected slots"),
+    (["--cache", "-1"], "--cache '-1': expected slots"),
+    (["--cache", "9" * 400], "expected slots"),
+    (["--cache", "3", "--set", "scope=layer"], "leave a layer without room for one expert"),
+    (["--model", "mixtral-8x7b"], "mixtral-8x7b: the trace has 4 routed layers; expected 32"),
+    (["--model", "gpt-17"], "model 'gpt-17' is unknown"),
+    (["--hardware", "abacus"], "hardware 'abacus' is unknown"),
+    (["--batch", "0"], "batch: 0 sequences; give at least 1"),
+    (["--batch", "-2"], "batch: -2 sequences; give at least 1"),
+    (["--batch", "two"], "--batch"),
+    (["--chunks", "0"], "chunks: 0 pieces of a transfer; give at least 1"),
+    (["--split", "test"], "split 'test': expected profile, eval or all"),
+    (["--discipline", "lifo"], "--discipline"),
+    (["--profile", "nowhere.npz"], "nowhere.npz"),
+    (["--what"], "--what"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(a)[:40] for a, _ in WRONG])
+def test_wrong_arguments_are_one_line_and_leave_no_file(
+    said: Any, trace: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    refused(said, tmp_path, message, "replay", trace, *arguments)
+
+
+def refused(said: Any, folder: Path, message: str, *arguments: object) -> None:
+    before = sorted(folder.iterdir())
+    status, out, err = said(*arguments, "--json", folder / "out.json", "--timeline", folder / "out.json.gz")
+    assert status == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert sorted(folder.iterdir()) == before, "no file is left"
+
+
+@pytest.mark.parametrize("gbps", ["0.0", "-1.0", "nan", "inf", '"12,5"', "0"])
+def test_a_link_without_a_speed_is_refused(said: Any, trace: Path, tmp_path: Path, gbps: str) -> None:
+    machine = tmp_path / "mine.toml"
+    machine.write_text(PROFILE.format(gbps=gbps), encoding="utf-8")
+    refused(said, tmp_path, "mine.toml: link.gbps", "replay", trace, "--hardware", machine)
+
+
+def test_bad_traces_are_refused(said: Any, trace: Path, tmp_path: Path) -> None:
+    whole = trace.read_bytes()
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "zero.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("not a trace", encoding="utf-8")
+    (tmp_path / "folder.npz").mkdir()
+    for name in ("half", "zero", "text", "folder", "missing"):
+        refused(said, tmp_path, f"{name}.npz", "replay", tmp_path / f"{name}.npz")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(said: Any, trace: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "x.json"
+    timeline = tmp_path / "t.json"
+    status, out, err = said("replay", trace, "--json", nowhere, "--timeline", timeline)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "does not exist; make it first" in err
+    assert not timeline.exists()
+    status, out, err = said("replay", trace, "--json", tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_split_that_is_not_there_is_refused(said: Any, tmp_path: Path) -> None:
+    path = tmp_path / "only.npz"
+    toy_trace(split="profile").save(path)
+    refused(said, tmp_path, "no sequence in split eval; it has general (profile)", "replay", path)
+
+
+def test_a_policy_that_learns_needs_something_to_learn_from(said: Any, tmp_path: Path) -> None:
+    path, other = tmp_path / "only.npz", tmp_path / "other.npz"
+    toy_trace(split="eval").save(path)
+    toy_trace().save(other)
+    refused(said, tmp_path, "it learns from a profile split", "replay", path, "--policy", "popularity")
+    assert reported(said, "replay", path, "--policy", "popularity", "--profile", other)["misses"] >= 0
+    refused(said, tmp_path, "no sequence of split profile", "replay", path, "--policy", "popularity", "--profile", path)
+    narrow = make_trace([[0]], n_experts=8, split="profile")
+    narrow.meta["model"] |= toy_meta(1)
+    narrow.save(other)
+    refused(
+        said, tmp_path, "1 layers x 8 experts; expected", "replay", path, "--policy", "popularity", "--profile", other
+    )
+
+
+def test_a_failed_run_keeps_the_old_report(said: Any, trace: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old", encoding="utf-8")
+    assert said("replay", trace, "--cache", "3", "--set", "scope=layer", "--json", old)[0] == 2
+    assert old.read_text(encoding="utf-8") == "old"
+
+
+# -- other people's policies -------------------------------------------------------------------------------------------
+
+PLUGIN = '''
+from sim.plan import Plan
+from sim.policies import Parameters, Policy
+
+
+class Settings(Parameters):
+    """Parameters.
+
+    Attributes:
+        rule: an eviction rule.
+    """
+
+    rule: str = "fifo"
+
+
+class Mine(Policy):
+    """A policy of somebody else."""
+
+    name = "{name}"
+    summary = "somebody else's"
+    takes = Settings
+
+    def plan(self, view):
+        return Plan(eviction=self.parameters.rule)
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Install a package that registers a policy, without pip: a module and its dist-info on the path."""
+    folder = tmp_path / "site"
+
+    def install(name: str, value: str = "outsider:Mine") -> None:
+        info = folder / "outsider-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / "outsider.py").write_text(PLUGIN.format(name=name), encoding="utf-8")
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[moe_replay.policies]\n{name} = {value}\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(str(folder))
+        importlib.invalidate_caches()
+        policy_classes.cache_clear()
+
+    yield install
+    sys.modules.pop("outsider", None)
+    policy_classes.cache_clear()
+
+
+def test_a_policy_of_another_package_is_found_by_name(said: Any, trace: Path, plugin: Any) -> None:
+    plugin("outsider-policy")
+    data = reported(said, "replay", trace, "--policy", "outsider-policy", "--set", "rule=lru", "--cache", "9")
+    assert data["policy"] == "outsider-policy"
+    assert data["parameters"] == {"rule": "lru"}
+    assert data["hits"] == reported(said, "replay", trace, "--policy", "lru", "--cache", "9")["hits"]
+    assert "outsider-policy" in [p["name"] for p in reported(said, "policies")]
+    assert "outsider-policy" in [r["policy"] for r in reported(said, "compare", trace)]
+    by_path = reported(said, "replay", trace, "--policy", "outsider:Mine", "--cache", "9")
+    assert by_path["parameters"] == {"rule": "fifo"}
+
+
+def test_a_policy_of_another_package_that_does_not_fit_is_named(
+    said: Any, trace: Path, plugin: Any, tmp_path: Path
+) -> None:
+    plugin("lru")
+    refused(said, tmp_path, "entry point 'lru' (outsider:Mine): the policy name 'lru' is taken", "replay", trace)
+
+
+def test_an_entry_point_to_nothing_is_named(said: Any, trace: Path, plugin: Any, tmp_path: Path) -> None:
+    plugin("broken", "outsider:Absent")
+    refused(said, tmp_path, "entry point 'broken': cannot import 'outsider:Absent'", "replay", trace)
+
+
+def test_a_policy_with_a_bad_plan_is_named(said: Any, trace: Path, plugin: Any, tmp_path: Path) -> None:
+    plugin("outsider-policy")
+    for rule, message in (("belady", "eviction 'belady' is unknown"), ("next-use", "is told the future")):
+        refused(said, tmp_path, message, "replay", trace, "--policy", "outsider-policy", "--set", f"rule={rule}")
+
+
+# -- locales -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_any_script_under_an_ascii_locale(trace: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "é 追跡"
+    folder.mkdir()
+    shutil.copy(trace, folder / "trace é 日本.npz")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    root = Path(__file__).parents[1]
+    environment["PYTHONPATH"] = str(root)
+    name, report = str(folder / "trace é 日本.npz"), folder / "報告.json"
+    command = [sys.executable, "-m", "sim", "replay", name, "--json", str(report), "--timeline", str(folder / "é.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(report.read_text(encoding="utf-8"))["provenance"]["trace"] == name
+    assert json.loads((folder / "é.json").read_text(encoding="utf-8"))["traceEvents"]
+    command = [sys.executable, "-m", "sim", "compare", name, "--policy", "lru", "on-demand"]
+    done = subprocess.run(command, env=environment, capture_output=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, b"")
