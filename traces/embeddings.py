@@ -110,14 +110,15 @@ def narrowed(directions: np.ndarray, states: Sequence[np.ndarray], dims: int, bi
     weak = min(STRONG, dims - 1)  # the first turned direction; the last one stands for all if there are few
     turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((dims - weak, dims - weak)))[0]
     vectors[:, weak:] = vectors[:, weak:] @ turn
-    total, count = np.zeros((states[0].shape[1], dims)), 0
+    levels = states[0].shape[1]
+    total, peak, count = np.zeros(levels), np.zeros(levels), 0
     for block in _sampled(states):
-        total += np.square(block @ vectors, dtype=np.float64).sum(axis=0)
+        projected = block @ vectors
+        total += np.square(projected[:, :, weak:], dtype=np.float64).mean(axis=2).sum(axis=0)
+        peak = np.maximum(peak, np.abs(projected[:, :, :weak]).max(axis=(0, 2)))
         count += len(block)
-    turned = np.sqrt(total[:, weak:].mean(axis=1) / count)
-    strongest = np.sqrt(total.max(axis=1) / count)
-    # The strong directions must not be cut off for the sake of a fine step: four deviations fit in 8 bits.
-    scale = np.maximum(turned * best_step(largest(bits)), 4 * strongest / 127)
+    # The strong directions must not be cut off for the sake of a fine step: their largest value fits in 8 bits.
+    scale = np.maximum(np.sqrt(total / count) * best_step(largest(bits)), peak / 127)
     # A level that is all zero needs some scale; any will do.
     return Basis(vectors, np.where(scale > 0, scale, 1).astype(np.float32), bits)
 

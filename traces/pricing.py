@@ -17,7 +17,7 @@ from traces.recall import vote_recall
 # Candidates of an automatic choice (dims, bits), and the recall that the chosen one may lose.
 CANDIDATES = ((48, 2), (64, 2), (80, 2), (96, 2), (128, 2), (192, 2), (48, 3), (64, 3), (96, 3), (128, 3), (64, 4))
 MOST_LOSS = 0.015
-_WEIGHED_ROWS = 400  # rows a domain whose compressed size is measured
+_WEIGHED_ROWS = 150  # rows a domain whose compressed size is measured
 
 
 @dataclass(frozen=True)
