@@ -40,7 +40,7 @@ def run_compiled(
     reason = declined(work, plan)
     if reason:
         raise InputError(f"engine compiled: {reason}")
-    from sim.compiled.gpu import Calls, Record, run
+    from sim.compiled.gpu import run
     from sim.compiled.machine import build
 
     chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
@@ -48,20 +48,8 @@ def run_compiled(
     budget = every if plan.everything_resident else budget - plan.gpu_bytes
     if plan.requests is not None:
         plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
-    machine = build(work, plan, split_slots(budget, work.expert_bytes, plan.per_layer), discipline or plan.discipline, chunks)
-    n_steps, n_calls, n_lookups = work.schedule.n_steps, work.n_calls, len(work.expert)
-    following = work.next_call() if foresees(plan.eviction) else np.zeros(0, np.int64)
-    columns = (work.offsets, work.expert, work.expert_ns, following,
-               work.layer_ns, work.shared_ns, work.head_ns, work.schedule.phase)  # fmt: skip
-    calls = Calls(*(np.ascontiguousarray(column, np.int64) for column in columns))
-    record = Record(
-        finish=np.zeros(n_steps, np.int64),
-        found=np.zeros(n_lookups, np.uint8),
-        stall_demand=np.zeros(n_calls, np.int64),
-        stall_late=np.zeros(n_calls, np.int64),
-        predict=np.zeros(n_steps, np.int64),
-    )
-    if not run(machine.record, calls, record, plan.everything_resident):
+    slots = split_slots(budget, work.expert_bytes, plan.per_layer)
+    machine = build(work, plan, slots, discipline or plan.discipline, chunks)
+    if not run(machine.record):
         raise SimulationError(f"deadlock at {machine.record['now']} ns: the GPU waits and nothing moves")
-    counters = Counters(**{name: machine.counts[name].tolist() for name in machine.counts.dtype.names})
-    return Log(**record._asdict(), counters=counters)
+    return machine.log()

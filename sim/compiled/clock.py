@@ -4,7 +4,7 @@ from typing import Any
 
 from sim.cache import RESIDENT
 from sim.compiled.heap import push, remove, top
-from sim.compiled.jit import inner
+from sim.compiled.jit import inlined, inner
 from sim.compiled.link import kick, request, stretch_ends
 from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at
 
@@ -45,7 +45,7 @@ def make_requests_later(m: Any, moment: int, delay: int) -> None:
     push(heap_at(m.aside, 0), moment, m.now + delay, moment)
 
 
-@inner
+@inlined
 def _next_event(m: Any) -> int:
     aside = heap_at(m.aside, 0)
     return min(m.ending, top(aside).first) if aside.size else m.ending

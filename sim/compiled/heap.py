@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.compiled.jit import inner
+from sim.compiled.jit import inlined, inner
 from sim.compiled.records import address, records_of
 
 HEAP = np.dtype([("nodes", np.int64), ("places", np.int64), ("size", np.int64)])
@@ -39,13 +39,13 @@ def push(heap: Any, item: int, first: int, second: int) -> None:
     _rise(heap, heap.size - 1, first, second, item)
 
 
-@inner
+@inlined
 def top(heap: Any) -> Any:
     """The node with the smallest key; the heap must not be empty."""
     return _node(heap.nodes, 0)
 
 
-@inner
+@inlined
 def contains(heap: Any, item: int) -> bool:
     """Whether ``item`` is in one of the heaps that share places with this one."""
     return _place(heap.places, item).index >= 0

@@ -20,7 +20,13 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def inner(function: F) -> F:
     """Compile a function that compiled functions call."""
-    compiled: F = njit(_nrt=False)(function)
+    compiled: F = njit(function)
+    return compiled
+
+
+def inlined(function: F) -> F:
+    """The same for one that runs at every look-up or so: it becomes part of its caller, at the price of compile time."""
+    compiled: F = njit(forceinline=True)(function)
     return compiled
 
 
@@ -30,7 +36,7 @@ def entry(function: F) -> F:
     if folder is None:
         return inner(function)
     with _caching_in(folder):
-        compiled: F = njit(cache=True, _nrt=False)(function)
+        compiled: F = njit(cache=True)(function)
     return compiled
 
 

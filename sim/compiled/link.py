@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.cache import ABSENT
 from sim.compiled.heap import push, remove, top
-from sim.compiled.jit import inner
+from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import (
     FOREVER,
     IN_LINE,
@@ -119,7 +119,7 @@ def close(m: Any) -> None:
 # -- the copy engine -------------------------------------------------------------------------------------------------
 
 
-@inner
+@inlined
 def _new(m: Any, expert: int, prefetch: int, priority: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     m.serial += 1
@@ -216,7 +216,7 @@ def _start_prefetch(m: Any, before: int) -> bool:
     return True
 
 
-@inner
+@inlined
 def _run(m: Any, expert: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     transfer.started = 1
@@ -226,7 +226,7 @@ def _run(m: Any, expert: int) -> None:
     m.ending = m.now + transfer.startup + transfer.body - transfer.moved
 
 
-@inner
+@inlined
 def _stop(m: Any, moved: int) -> int:
     """The stretch on the link is over with ``moved`` ns of the body done; returns whose it was."""
     expert = m.running
@@ -273,7 +273,7 @@ def _give_way(m: Any) -> None:
             m.ending = transfer.begin + transfer.startup + boundary - transfer.moved
 
 
-@inner
+@inlined
 def _account(m: Any, expert: int, moved: int) -> None:
     """Count the stretch that ends now at ``moved`` ns of the body."""
     transfer = transfer_at(m.transfers, expert)
@@ -286,7 +286,7 @@ def _account(m: Any, expert: int, moved: int) -> None:
         counts.demand_bytes += crossed
 
 
-@inner
+@inlined
 def _bytes(m: Any, expert: int) -> int:
     """How much of ``expert`` had crossed the link when its last stretch ended."""
     transfer, size = transfer_at(m.transfers, expert), slot_at(m.slots, expert).size

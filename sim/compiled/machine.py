@@ -14,7 +14,7 @@ from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
 from sim.engine import Slots
 from sim.eviction import EVICTIONS, NEVER
-from sim.log import Counters
+from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
 from sim.workload import Workload
 
@@ -83,13 +83,16 @@ PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("stood", np.int64)]
 READY, UNDER_WAY, LACKING = range(3)
 MOMENT = np.dtype([(name, np.int64) for name in ("moment", "values", "cost", "first", "last")])
 REQUEST = np.dtype([(name, np.int64) for name in ("expert", "call", "priority")])
-VALUE = np.dtype([("value", np.int64)])
+NUMBER = np.dtype([("n", np.int64)])
+BYTE = np.dtype([("n", np.uint8)])
 COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
 
-_ADDRESSES = ("slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
+_CALLS = ("offsets", "expert", "expert_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
+_LOG = ("finish", "found", "stall_demand", "stall_late", "predict")
+_ADDRESSES = (*_CALLS, *_LOG, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
               "moments", "requests", "table")  # fmt: skip
 _SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "n_layers", "n_experts",
-             "n_slots", "n_pools", "n_moments")  # fmt: skip
+             "n_slots", "n_pools", "n_moments", "n_steps", "everything_resident")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -115,18 +118,25 @@ layer_at = records_of(LAYER)
 piece_at = records_of(PIECE)
 moment_at = records_of(MOMENT)
 request_at = records_of(REQUEST)
-value_at = records_of(VALUE)
+number_at = records_of(NUMBER)
+byte_at = records_of(BYTE)
 counts_at = records_of(COUNTS)
 heap_at = records_of(HEAP)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory of one run: ``record`` () MACHINE, ``counts`` (2,) COUNTS a phase; ``held`` keeps the rest alive."""
+    """Memory of one run: ``record`` () MACHINE and the arrays whose addresses it holds, by name."""
 
     record: np.void
-    counts: np.ndarray
-    held: tuple[object, ...]
+    arrays: dict[str, np.ndarray]
+    heaps: tuple[Heaps, ...]
+
+    def log(self) -> Log:
+        """What the run left behind."""
+        counts = self.arrays["counts"]
+        counters = Counters(**{name: counts[name].tolist() for name in COUNTS.names or ()})
+        return Log(**{name: self.arrays[name] for name in _LOG}, counters=counters)
 
 
 def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: int) -> Machine:
@@ -147,7 +157,13 @@ def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: in
     leaving = Heaps([n for n in members for _ in range(2)], n_slots)  # of pool p: 2p, and 2p + 1 for demands alone
     queue = Heaps(members, n_slots)
     aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
-    memory: dict[str, np.ndarray] = {
+    arrays: dict[str, np.ndarray] = {
+        **_calls(work, rule),
+        "finish": np.zeros(work.schedule.n_steps, np.int64),
+        "found": np.zeros(len(work.expert), np.uint8),
+        "stall_demand": np.zeros(work.n_calls, np.int64),
+        "stall_late": np.zeros(work.n_calls, np.int64),
+        "predict": np.zeros(work.schedule.n_steps, np.int64),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -163,15 +179,23 @@ def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: in
     }
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
-        machine[name] = address(memory[name])
+        machine[name] = address(arrays[name])
     settings = (rule, DISCIPLINES.index(discipline), chunks, plan.prediction.critical, plan.prediction.prompt_ns,
-                plan.keep, plan.stream_prefill, work.n_layers, work.n_experts, n_slots, n_pools, len(moments))  # fmt: skip
+                plan.keep, plan.stream_prefill, work.n_layers, work.n_experts, n_slots, n_pools, len(moments), work.schedule.n_steps,
+                plan.everything_resident)  # fmt: skip
     for name, setting in zip(_SETTINGS, settings, strict=True):
         machine[name] = setting
     for name in ("passed", "values", "running", "paused", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
-    return Machine(machine[()], memory["counts"], (memory, leaving, queue, aside))
+    return Machine(machine[()], arrays, (leaving, queue, aside))
+
+
+def _calls(work: Workload, rule: int) -> dict[str, np.ndarray]:
+    following = work.next_call() if rule == NEXT_USE else np.zeros(0, np.int64)
+    columns = (work.offsets, work.expert, work.expert_ns, following,
+               work.layer_ns, work.shared_ns, work.head_ns, work.schedule.phase)  # fmt: skip
+    return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_CALLS, columns, strict=True)}
 
 
 def _slots(work: Workload, shares: Slots, rule: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.cache import RESIDENT
 from sim.compiled.heap import contains, push, remove, top
-from sim.compiled.jit import inner
+from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import (
     FIFO,
     LFU,
@@ -19,13 +19,13 @@ from sim.compiled.machine import (
     PERFECT_LFU,
     SCORE,
     heap_at,
+    number_at,
     pool_at,
     slot_at,
-    value_at,
 )
 
 
-@inner
+@inlined
 def needed(m: Any, expert: int, next_call: int) -> None:
     """A call needs ``expert``, resident or not; ``next_call`` is the call that needs it next, for next-use alone."""
     slot = slot_at(m.slots, expert)
@@ -39,14 +39,14 @@ def needed(m: Any, expert: int, next_call: int) -> None:
         _rank(m, expert)
 
 
-@inner
+@inlined
 def requested(m: Any, expert: int) -> None:
     """A prefetch asks for ``expert``, which is resident."""
     if m.rule == LRU:
         _to_newest(m, expert)
 
 
-@inner
+@inlined
 def loaded(m: Any, expert: int) -> None:
     """``expert`` was given a slot; one that a call already needed keeps its place."""
     if not slot_at(m.slots, expert).ranked:
@@ -56,7 +56,7 @@ def loaded(m: Any, expert: int) -> None:
             _to_newest(m, expert)
 
 
-@inner
+@inlined
 def evicted(m: Any, expert: int) -> None:
     """``expert`` left its slot."""
     slot = slot_at(m.slots, expert)
@@ -79,7 +79,7 @@ def valued(m: Any, row: int) -> None:
                 _settle(m, expert)
 
 
-@inner
+@inlined
 def may_leave(m: Any, expert: int) -> None:
     """``expert`` is resident and no longer pinned, or wanted by other requests than before."""
     if _by_rank(m):
@@ -87,7 +87,7 @@ def may_leave(m: Any, expert: int) -> None:
         push(_heap(m, slot.pool, slot.wanted), expert, slot.rank, slot.tie)
 
 
-@inner
+@inlined
 def must_stay(m: Any, expert: int) -> None:
     """Undo ``may_leave``."""
     if _by_rank(m):
@@ -95,7 +95,7 @@ def must_stay(m: Any, expert: int) -> None:
         remove(_heap(m, slot.pool, slot.wanted), expert)
 
 
-@inner
+@inlined
 def first_to_leave(m: Any, pool: int, wanted: int) -> int:
     """Who goes first of those that may leave, wanted or not. There must be one."""
     if _by_rank(m):
@@ -111,12 +111,12 @@ def first_to_leave(m: Any, pool: int, wanted: int) -> int:
 # -- by rank ---------------------------------------------------------------------------------------------------------
 
 
-@inner
+@inlined
 def _by_rank(m: Any) -> bool:
     return m.rule != LRU and m.rule != FIFO
 
 
-@inner
+@inlined
 def _heap(m: Any, pool: int, wanted: int) -> Any:
     return heap_at(m.leaving, 2 * pool + wanted)
 
@@ -134,9 +134,9 @@ def _rank(m: Any, expert: int) -> None:
     _settle(m, expert)
 
 
-@inner
+@inlined
 def _value(m: Any, expert: int) -> int:
-    return value_at(m.table, m.values * m.n_slots + expert).value if m.values >= 0 else 0
+    return number_at(m.table, m.values * m.n_slots + expert).n if m.values >= 0 else 0
 
 
 @inner
@@ -152,7 +152,7 @@ def _settle(m: Any, expert: int) -> None:
 # -- by list ---------------------------------------------------------------------------------------------------------
 
 
-@inner
+@inlined
 def _to_newest(m: Any, expert: int) -> None:
     """Put ``expert`` at the young end of its pool's list."""
     slot = slot_at(m.slots, expert)
@@ -170,7 +170,7 @@ def _to_newest(m: Any, expert: int) -> None:
     pool.newest = expert
 
 
-@inner
+@inlined
 def _unlink(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)

@@ -6,12 +6,12 @@ The totals answer at once whether room can be made, so a prefetch that must wait
 from typing import Any
 
 from sim.cache import ABSENT, LOADING, RESIDENT
-from sim.compiled.jit import inner
+from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import counts_at, layer_at, pool_at, slot_at
 from sim.compiled.order import evicted, first_to_leave, loaded, may_leave, must_stay, requested
 
 
-@inner
+@inlined
 def pin(m: Any, expert: int) -> None:
     """The running wave needs ``expert``: it must not leave."""
     slot = slot_at(m.slots, expert)
@@ -20,7 +20,7 @@ def pin(m: Any, expert: int) -> None:
     slot.pinned = 1
 
 
-@inner
+@inlined
 def unpin(m: Any, expert: int) -> None:
     """The wave is over."""
     slot = slot_at(m.slots, expert)
@@ -29,7 +29,7 @@ def unpin(m: Any, expert: int) -> None:
         _may_leave(m, expert)
 
 
-@inner
+@inlined
 def landed(m: Any, expert: int) -> None:
     """The transfer of ``expert`` is complete."""
     slot = slot_at(m.slots, expert)
@@ -64,7 +64,7 @@ def set_wanted(m: Any, expert: int, wanted: int) -> None:
         _may_leave(m, expert)
 
 
-@inner
+@inlined
 def can_allot(m: Any, expert: int, demand: bool) -> bool:
     """Whether ``expert`` can be given room now."""
     slot = slot_at(m.slots, expert)
@@ -100,7 +100,7 @@ def release(m: Any, expert: int) -> None:
     evicted(m, expert)
 
 
-@inner
+@inlined
 def unused(m: Any, expert: int) -> None:
     """``expert`` leaves, or the run ends: count it if a prefetch brought it and nobody needed it."""
     slot = slot_at(m.slots, expert)
@@ -111,7 +111,7 @@ def unused(m: Any, expert: int) -> None:
         slot.brought = 0
 
 
-@inner
+@inlined
 def _may_leave(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
@@ -122,7 +122,7 @@ def _may_leave(m: Any, expert: int) -> None:
     may_leave(m, expert)
 
 
-@inner
+@inlined
 def _must_stay(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
