@@ -152,6 +152,30 @@ def convert(
 
 
 @app.command
+def subset(
+    trace: Annotated[Path, Parameter(help="trace file")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
+    profile_tokens: Annotated[int, Parameter(help="decode tokens of the profile split")],
+    eval_tokens: Annotated[int, Parameter(help="decode tokens of the evaluation split")],
+    eval_sequences: Annotated[int, Parameter(help="sequences of the evaluation split, at least")] = 40,
+) -> None:
+    """Keep the first sequences of each domain and split of a trace, whole, until both counts suffice; say so in meta.
+
+    For example:
+
+    ```
+    python -m traces subset full/law.npz -o law.npz --profile-tokens 3000 --eval-tokens 800
+    ```
+    """
+    from traces.subset import first_sequences
+    from traces.trace import Trace
+
+    first_sequences(Trace.load(trace), profile_tokens, eval_tokens, eval_sequences).save(output)
+
+
+@app.command
 def info(
     traces: Annotated[list[Path], Parameter(help="trace files")],
     /,

@@ -112,12 +112,16 @@ class Trace:
         keep = np.ones(self.n_sequences, bool) if split in (None, "all") else self.split == split
         if domains is not None:
             keep = keep & np.isin(self.domain, list(domains))
-        if keep.all():
-            return self
         if not keep.any():
             have = ", ".join(sorted({f"{d} ({s})" for d, s in zip(self.domain, self.split, strict=True)}))
             wanted = f"split {split or 'all'}" + ("" if domains is None else f" of domains {', '.join(domains)}")
             raise InputError(f"{self.source or 'trace'}: no sequence in {wanted}; it has {have:.200}")
+        return self.keep(keep)
+
+    def keep(self, keep: np.ndarray) -> Trace:
+        """The sequences for which ``keep`` (S,) bool is True, renumbered from 0; at least one must be."""
+        if keep.all():
+            return self
         rows = keep[self.sequence]
         arrays = {n: getattr(self, n)[rows] for n in _ROW_ARRAYS}
         arrays |= {n: getattr(self, n)[keep] for n in _SEQUENCE_ARRAYS}
