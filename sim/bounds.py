@@ -66,11 +66,13 @@ def fewest_bytes(
 def together(work: Workload, capacity: int) -> int:
     """How many experts of a call (or all of them, if fewer) are there at once, whatever pools share ``capacity`` bytes.
 
-    With a pool a layer a large call runs in waves of that pool, and other layers' experts stay meanwhile. Tables may
-    take any part of ``capacity``; with unequal sizes a few bytes less can cost a wave one expert.
+    With a pool a layer a large call runs in waves of that pool, and other layers' experts stay meanwhile. A policy's
+    tables may take any part of ``capacity``: where one pool is all that it allows and sizes are unequal, a few bytes
+    less can cost a wave one expert and leave room for a smaller one.
     """
-    largest, n_layers = max(work.expert_bytes), work.n_layers
-    slots = capacity // largest // n_layers or capacity // largest
+    slots = capacity // max(work.expert_bytes)
+    if slots >= work.n_layers:
+        return slots // work.n_layers
     return slots if len(set(work.expert_bytes)) == 1 else max(1, slots - 1)
 
 

@@ -268,14 +268,13 @@ class Run:
 
         Returns the time of what is resident, and what to wait for with the time of each, those under way first.
         """
-        pinned, state, used, link = self.cache.pinned, self.cache.state, self.cache.used, self.link
+        pinned, state, link = self.cache.pinned, self.cache.state, self.link
         under_way: list[tuple[Transfer, int]] = []
         absent: list[tuple[Transfer, int]] = []
         ready = 0
         for expert, cost in zip(group, costs, strict=True):
             pinned[expert] = 1
             if state[expert] == RESIDENT:
-                used[expert] = 1  # late at the look-up, it may have landed while an earlier wave ran
                 ready += cost
             else:
                 which = under_way if expert in link.transfers else absent

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds import fewest_bytes, fewest_decode_bytes
+from sim.bounds import bounds, fewest_bytes, fewest_decode_bytes
 from sim.engine import Run
 from sim.log import DECODE, Log
 from sim.plan import Plan
@@ -94,6 +94,23 @@ def test_a_small_expert_may_stay_beside_the_waves_of_a_large_call() -> None:
     work = handmade([[[0], [0, 1, 2]], [[0], []]], 3, expert_bytes=[4, 10], copy_ns=[4, 10])
     log = Run(work, Plan(eviction="fifo"), 24).log()
     assert sum(log.counters.demand_bytes) >= 34
+
+
+def test_tables_may_leave_a_small_expert_room_beside_smaller_waves() -> None:
+    # 20 bytes hold two experts of 10. A table of one byte leaves one at a time, and beside it the one of 4 that layer 1
+    # needs again: 24 bytes are moved, not 28.
+    work = handmade([[[], [0], []], [[0, 1], [0], []]], 2, expert_bytes=[10, 4, 4], copy_ns=[10, 4, 4])
+    log = Run(work, Plan(eviction="next-use", gpu_bytes=1), 20).log()
+    assert sum(log.counters.demand_bytes) == 24
+    assert bounds(work, 20, 1e9).link_bytes == 24
+
+
+def test_a_pool_a_layer_keeps_other_layers_while_a_call_runs_in_waves() -> None:
+    work = handmade([[[0, 1], [0]]] * 3, 2, expert_bytes=10, copy_ns=10)
+    log = Run(work, Plan(eviction="next-use", per_layer=True), 20).log()
+    # Of layer 0's two experts one is found each time, and layer 1's own slot is never touched.
+    assert sum(log.counters.demand_bytes) == 10 * (2 + 1 + 1 + 1)
+    assert bounds(work, 20, 1e9).link_bytes == 50
 
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=120), st.integers(1, 16))

@@ -285,6 +285,27 @@ def test_prefetches_for_calls_gone_by_leave_the_queue_without_moving() -> None:
     assert [t[2] for t in scene.of("transfer")] == [1, 0, 8]
 
 
+def test_a_queued_prefetch_gone_by_is_a_miss_when_it_is_needed_and_issued_anew_when_it_is_asked_for() -> None:
+    # 1 is copied for 10 ms, 2 and 3 wait behind it for layer 0 of step 0, which passes at 1 ms needing nothing. Step 1
+    # needs 2 at 2 ms, whose prefetch is no longer due; before that it asks for 3 again.
+    work = handmade([[[]], [[2]], [[3]]], 4, layer_ns=MS)
+    plan = Plan(requests=asked((0, 0, 1), (0, 0, 2), (0, 0, 3), (2, 2, 3)), discipline="fifo")
+    scene = Scene(work, plan, 4)
+    assert scene.of("requested") == [(0, 1, "issued"), (0, 2, "issued"), (0, 3, "issued"), (1, 3, "issued")]
+    assert scene.counters.cancelled == [0, 2]
+    assert scene.log.found.tolist() == [MISS, PREFETCH_HIT]
+    assert [t[2] for t in scene.of("transfer")] == [1, 3, 2]
+
+
+def test_what_is_under_way_at_the_end_has_moved_part_of_its_bytes() -> None:
+    work = handmade([[[]], [[]]], 2, layer_ns=2 * MS)
+    scene = Scene(work, Plan(requests=asked((0, 1, 0), (0, 1, 1))), 2)
+    assert scene.log.finish[-1] == 4 * MS
+    assert scene.of("transfer") == [(0, 4, 0, "prefetch", False)]
+    assert scene.counters.in_flight == scene.counters.cancelled == [0, 1]
+    assert scene.counters.prefetch_bytes == scene.counters.wasted == [0, 400_000]
+
+
 def test_a_late_landing_for_a_layer_gone_by_is_no_hit_before_it_is_complete() -> None:
     # Asked for layer 0, where it is not needed, and under way: layer 0 of the next step needs it at 4 ms.
     work = handmade([[[0]], [[1]]], 2, layer_ns=[2 * MS])
@@ -405,6 +426,14 @@ def test_a_request_for_what_a_later_wave_will_demand_is_met_by_that_demand() -> 
     assert scene.of("requested") == [(0, 1, "queued")]
     assert [t[2:4] for t in scene.of("transfer")] == [(0, "demand"), (1, "demand")]
     assert scene.counters.issued == [0, 0]
+
+
+def test_what_waves_have_demanded_may_be_prefetched_afterwards() -> None:
+    # One slot; 1 comes in layer 0's second wave, then 0 again takes its slot: asking for 1 now issues a copy.
+    work = handmade([[[0, 1]], [[0]], [[1]]], 2, layer_ns=20 * MS)
+    scene = Scene(work, Plan(requests=asked((3, 2, 1))), 1)
+    assert scene.of("requested") == [(60, 1, "issued")]
+    assert scene.log.found.tolist() == [MISS, MISS, MISS, PREFETCH_HIT]
 
 
 class Unwilling(LRU):

@@ -238,6 +238,16 @@ def test_clairvoyant_hides_the_link_where_there_is_room() -> None:
     assert run_of(world, world.plan("lru")).log().finish[-1] == 12 * 30 * MS
 
 
+def test_clairvoyant_asks_as_far_ahead_as_slots_hold() -> None:
+    # One expert a call, 3 slots: two calls ahead fit beside the one that runs, so call t is asked for when the route of
+    # call t - 2 is known (call 0 and 1 at once). Asking again for an expert that is asked for already needs no room.
+    work = handmade([[[0]], [[1]], [[2]], [[3]], [[3]], [[4]]], 5)
+    trace = make_trace([[0], [1], [2], [3], [3], [4]], n_experts=5)
+    world = World(trace, toy_model(1, 5, 1, (1_000_000,)), toy_machine(), 1, work, 3_000_000)
+    asked = _made(world.plan("clairvoyant").requests)
+    assert [(moment, call) for moment, call, _ in asked] == [(0, 0), (0, 1), (1, 2), (3, 3), (3, 4), (5, 5)]
+
+
 class EverythingParameters(Parameters):
     """Which layers."""
 

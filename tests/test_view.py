@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.engine import Run
+from sim.eviction import LRU, NEVER
 from sim.plan import Plan, Requests
 from sim.policies import Policy, policy_class
 from sim.replay import Scene, plan_for
@@ -213,6 +215,25 @@ def test_the_test_catches_who_peeks(batch: int, cheat: type[Policy]) -> None:
             assert_blind(walk(8, batch), cheat, {}, step, 3)
     for step in range(1, 6):
         assert_blind(walk(8, batch), policy_class("previous-token"), {}, step, 3)
+
+
+@pytest.mark.parametrize("clairvoyant", [False, True])
+def test_only_rules_that_say_so_are_told_the_future(clairvoyant: bool) -> None:
+    told: list[int] = []
+
+    class Curious(LRU):
+        def __init__(self, first_call: np.ndarray) -> None:
+            super().__init__(first_call)
+            told.extend(first_call.tolist())
+
+        def needed(self, expert: int, next_call: int) -> None:
+            super().needed(expert, next_call)
+            told.append(next_call)
+
+    Curious.clairvoyant = clairvoyant  # type: ignore[attr-defined]
+    world = walk(4, 1)
+    Run(world.work, Plan(eviction=Curious), world.budget).log()
+    assert (set(told) != {NEVER}) == clairvoyant
 
 
 def test_a_rule_that_is_told_the_future_is_refused_to_who_does_not_say_so() -> None:
