@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sim.engines import Engine
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, replay, scene
 from traces.errors import InputError
@@ -47,6 +48,7 @@ _Set = Annotated[
 _Seed = Annotated[int, Parameter(help="for policies that draw at random")]
 _Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
 _Chunks = Annotated[int | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
+_Engine = Annotated[Engine, Parameter(help="what executes the run, all with the same result; auto is the faster")]
 _Json = Annotated[
     str | None,
     Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report as JSON here, - is standard output"),
@@ -69,6 +71,7 @@ def replay_command(
     seed: _Seed = 0,
     discipline: _Link = None,
     chunks: _Chunks = None,
+    engine: _Engine = "auto",
     json: _Json = None,
     timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
 ) -> None:
@@ -100,6 +103,7 @@ def replay_command(
             chunks=chunks,
             observer=observer,
             progress=advance(policy),
+            engine=engine,
         )
         write(result.to_json())
     _print(report_view(result), json)
@@ -126,6 +130,7 @@ def compare(
     seed: _Seed = 0,
     discipline: _Link = None,
     chunks: _Chunks = None,
+    engine: _Engine = "auto",
     json: _Json = None,
 ) -> None:
     """Replay a trace under several policies at equal GPU bytes and print one table.
@@ -163,6 +168,7 @@ def compare(
                     discipline=discipline,
                     chunks=chunks,
                     progress=advance(",".join([name, *settings])),
+                    engine=engine,
                 )
             )
         write([result.to_json() for result in results])

@@ -176,7 +176,8 @@ def serve(cache: ExpertCache, offsets: np.ndarray, experts: np.ndarray) -> np.nd
 def next_calls(offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
     """The call that needs the same expert next, a look-up (N,) int64; NEVER where there is none."""
     call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    order = np.lexsort((call, experts))
+    # Calls rise already. Small integers are sorted by radix: no comparison, no logarithm.
+    order = np.argsort(experts.astype(np.min_scalar_type(experts.max(initial=0))), kind="stable")
     following = np.full(len(experts), NEVER, np.int64)
     same = experts[order[1:]] == experts[order[:-1]]
     following[order[:-1][same]] = call[order[1:][same]]

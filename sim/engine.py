@@ -18,7 +18,7 @@ from simpy import Event
 
 from sim.cache import LOADING, RESIDENT, ExpertCache, waves
 from sim.clock import ASIDE, Clock
-from sim.eviction import NEVER, foresees
+from sim.eviction import NEVER, eviction_rule, foresees
 from sim.link import Link, Observer, Transfer
 from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
 from sim.plan import Discipline, Plan, Requests
@@ -61,6 +61,33 @@ def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> 
     return Slots(capacity, tuple(range(n_layers)))
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a run is held to, whichever engine executes it."""
+
+    slots: Slots
+    discipline: Discipline
+    chunks: int
+
+
+def settle(
+    work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
+) -> Terms:
+    """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
+
+    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
+    """
+    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
+    if chunks < 1:
+        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1")
+    eviction_rule(plan.eviction)
+    if plan.requests is not None:
+        plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
+    every = sum(work.expert_bytes) * work.n_experts
+    left = every if plan.everything_resident else budget - plan.gpu_bytes
+    return Terms(split_slots(left, work.expert_bytes, plan.per_layer), discipline or plan.discipline, chunks)
+
+
 @dataclass
 class Run:
     """One run of the reference engine; ``log()`` executes it.
@@ -87,14 +114,8 @@ class Run:
 
     def __post_init__(self) -> None:
         work, plan = self.work, self.plan
-        chunks = next(given for given in (self.chunks, plan.chunks or None, work.chunks) if given is not None)
-        if chunks < 1:
-            raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1")
-        if plan.requests is not None:
-            plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
-        every = sum(work.expert_bytes) * work.n_experts
-        budget = every if plan.everything_resident else self.budget - plan.gpu_bytes
-        slots = split_slots(budget, work.expert_bytes, plan.per_layer)
+        terms = settle(work, plan, self.budget, self.discipline, self.chunks)
+        slots = terms.slots
         self.env = Clock()
         self._future = foresees(plan.eviction)
         first_call = work.first_call() if self._future else None
@@ -107,8 +128,8 @@ class Run:
             self.cache,
             copy_ns.__getitem__,
             work.latency_ns,
-            chunks,
-            self.discipline or plan.discipline,
+            terms.chunks,
+            terms.discipline,
             self.counters,
             self.observer,
         )

@@ -13,11 +13,10 @@ import numpy as np
 
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
-from sim.engine import Run
+from sim.engines import Engine, Execution, execute
 from sim.eviction import foresees
 from sim.hardware import Hardware
 from sim.link import Observer
-from sim.log import Log
 from sim.metrics import Report, report
 from sim.model import ModelSpec, resolve_model
 from sim.plan import Discipline, Plan
@@ -172,11 +171,21 @@ def replay(
     chunks: int | None = None,
     observer: Observer | None = None,
     progress: Callable[[int], None] | None = None,
+    engine: Engine = "auto",
 ) -> Report:
     """Run one policy over a scene and report. Raises InputError."""
     plan, parameters = plan_for(scene, policy, values)
-    run = Run(scene.work, plan, scene.budget, discipline, chunks, observer, progress)
-    return describe(scene, plan, policy_class(policy).name, parameters, values or {}, run.log(), discipline, chunks)
+    done = execute(
+        scene.work,
+        plan,
+        scene.budget,
+        engine=engine,
+        discipline=discipline,
+        chunks=chunks,
+        observer=observer,
+        progress=progress,
+    )
+    return describe(scene, plan, policy_class(policy).name, parameters, values or {}, done, discipline, chunks)
 
 
 def describe(
@@ -185,7 +194,7 @@ def describe(
     policy: str,
     parameters: dict[str, Any],
     given: Mapping[str, object],
-    log: Log,
+    done: Execution,
     discipline: Discipline | None = None,
     chunks: int | None = None,
 ) -> Report:
@@ -205,14 +214,14 @@ def describe(
         "split": scene.split,
         "discipline": discipline or plan.discipline,
         "chunks": chunks or plan.chunks or scene.work.chunks,
-        "engine": "simpy",
+        "engine": done.engine,
         "set": {name: parameters[name] for name in given if name in parameters},
     }
     # A reference that holds every expert is not held to what a smaller memory must move.
     bound = replace(scene.bound, link_bytes=0, decode_link_bytes=0) if plan.everything_resident else scene.bound
     return report(
         scene.work,
-        log,
+        done.log,
         bound,
         policy=policy,
         parameters=parameters,
@@ -220,7 +229,7 @@ def describe(
         clock="simulated",
         provenance=_provenance(scene),
         settings=settings,
-        notes=_notes(scene, plan, gpu),
+        notes=[*_notes(scene, plan, gpu), *done.notes],
     )
 
 

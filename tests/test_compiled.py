@@ -1,17 +1,13 @@
 """The compiled engine against the reference: every integer of every log, on anything at random."""
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from sim.engine import Run
 from sim.log import Log
 from sim.plan import Plan
-from tests.worlds import World, planned, worlds, arbitrary_plan
+from tests.worlds import World, planned
 
 pytest.importorskip("numba", reason="the compiled engine needs numba")
 

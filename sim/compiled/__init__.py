@@ -6,27 +6,34 @@ only Python, are the reference's alone. numba is imported when a run first asks 
 
 from importlib.util import find_spec
 
-import numpy as np
-
-from sim.engine import SimulationError, split_slots
-from sim.eviction import foresees
-from sim.log import Counters, Log
+from sim.engine import SimulationError, settle
+from sim.log import Log
 from sim.plan import Discipline, Plan
 from sim.workload import Workload
 from traces.errors import InputError
 
-__all__ = ["declined", "run_compiled"]
+__all__ = ["cannot_keep_code", "declined", "run_compiled"]
 
 
 def declined(work: Workload, plan: Plan) -> str | None:
     """Why this run cannot be compiled, in a line; None if it can."""
     if not isinstance(plan.eviction, str):
-        return f"the eviction rule {plan.eviction.__name__} is only Python"
+        return f"the eviction rule {getattr(plan.eviction, '__name__', plan.eviction)} is only Python"
     if find_spec("numba") is None:
-        return "numba is not installed (pip install 'moe-replay[fast]')"
+        return "numba is not installed; pip install 'moe-replay[fast]'"
     # Products of bytes and nanoseconds must fit 64 bits; Python's own integers have no such limit.
-    if max(work.expert_bytes) * max(work.copy_ns) >= 2**63 or max(work.copy_ns) * work.chunks >= 2**63:
-        return "experts this large over a link this slow overflow 64-bit integers"
+    largest, longest = max(work.expert_bytes), max(work.copy_ns)
+    if max(largest, work.chunks, plan.chunks) * longest >= 2**63:
+        return f"experts of {largest} bytes that take {longest} ns to copy overflow 64-bit integers"
+    return None
+
+
+def cannot_keep_code() -> str | None:
+    """Why compiled code would be made anew in every process, in a line; None if there is a folder for it."""
+    from sim.compiled.jit import compiler_cache
+
+    if compiler_cache() is None:
+        return "no folder to keep compiled code in (set MOE_REPLAY_CACHE to one that can be written)"
     return None
 
 
@@ -37,19 +44,14 @@ def run_compiled(
 
     Raises InputError as the reference does, and if ``declined`` has a reason.
     """
+    terms = settle(work, plan, budget, discipline, chunks)
     reason = declined(work, plan)
     if reason:
         raise InputError(f"engine compiled: {reason}")
     from sim.compiled.gpu import run
     from sim.compiled.machine import build
 
-    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
-    every = sum(work.expert_bytes) * work.n_experts
-    budget = every if plan.everything_resident else budget - plan.gpu_bytes
-    if plan.requests is not None:
-        plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
-    slots = split_slots(budget, work.expert_bytes, plan.per_layer)
-    machine = build(work, plan, slots, discipline or plan.discipline, chunks)
+    machine = build(work, plan, terms)
     if not run(machine.record):
         raise SimulationError(f"deadlock at {machine.record['now']} ns: the GPU waits and nothing moves")
     return machine.log()

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from numba import config, njit
 
@@ -20,14 +20,12 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def inner(function: F) -> F:
     """Compile a function that compiled functions call."""
-    compiled: F = njit(function)
-    return compiled
+    return cast(F, njit(function))
 
 
 def inlined(function: F) -> F:
-    """The same for one that runs at every look-up or so: it becomes part of its caller, at the price of compile time."""
-    compiled: F = njit(forceinline=True)(function)
-    return compiled
+    """The same for one that runs at every look-up: it becomes part of its caller and compiles longer."""
+    return cast(F, njit(forceinline=True)(function))
 
 
 def entry(function: F) -> F:
@@ -36,8 +34,7 @@ def entry(function: F) -> F:
     if folder is None:
         return inner(function)
     with _caching_in(folder):
-        compiled: F = njit(cache=True)(function)
-    return compiled
+        return cast(F, njit(cache=True)(function))
 
 
 def compiler_cache() -> Path | None:
@@ -55,8 +52,9 @@ def _source_digest() -> str:
 @contextmanager
 def _caching_in(folder: Path) -> Iterator[None]:
     """Numba looks at its setting when a function is decorated; leave it as found for everybody else's functions."""
-    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+    settings = vars(config)
+    before, settings["CACHE_DIR"] = settings["CACHE_DIR"], str(folder)
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        settings["CACHE_DIR"] = before

@@ -6,13 +6,13 @@ Words mean what they mean in ``sim.cache`` and ``sim.link``.
 """
 
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 
 from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
-from sim.engine import Slots
+from sim.engine import Slots, Terms
 from sim.eviction import EVICTIONS, NEVER
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
@@ -78,7 +78,7 @@ POOL = np.dtype(
     ]
 )
 LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
-# An expert of the running call, the time of its kernel, and how it stood when its wave began (READY, UNDER_WAY, LACKING).
+# An expert of the running call, the time of its kernel, how it stood when its wave began: READY, UNDER_WAY or LACKING.
 PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("stood", np.int64)])
 READY, UNDER_WAY, LACKING = range(3)
 MOMENT = np.dtype([(name, np.int64) for name in ("moment", "values", "cost", "first", "last")])
@@ -139,8 +139,9 @@ class Machine:
         return Log(**{name: self.arrays[name] for name in _LOG}, counters=counters)
 
 
-def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: int) -> Machine:
+def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     """An empty machine at the beginning of a run."""
+    shares = terms.slots
     n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity)
     rule = RULES.index(str(plan.eviction))
     slots = _slots(work, shares, rule)
@@ -180,15 +181,28 @@ def build(work: Workload, plan: Plan, shares: Slots, discipline: str, chunks: in
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
         machine[name] = address(arrays[name])
-    settings = (rule, DISCIPLINES.index(discipline), chunks, plan.prediction.critical, plan.prediction.prompt_ns,
-                plan.keep, plan.stream_prefill, work.n_layers, work.n_experts, n_slots, n_pools, len(moments), work.schedule.n_steps,
-                plan.everything_resident)  # fmt: skip
-    for name, setting in zip(_SETTINGS, settings, strict=True):
-        machine[name] = setting
+    settings = {
+        "rule": rule,
+        "discipline": DISCIPLINES.index(terms.discipline),
+        "chunks": terms.chunks,
+        "critical": plan.prediction.critical,
+        "prompt_ns": plan.prediction.prompt_ns,
+        "keep": plan.keep,
+        "stream_prefill": plan.stream_prefill,
+        "everything_resident": plan.everything_resident,
+        "n_steps": work.schedule.n_steps,
+        "n_layers": work.n_layers,
+        "n_experts": work.n_experts,
+        "n_slots": n_slots,
+        "n_pools": n_pools,
+        "n_moments": len(moments),
+    }
+    for name in _SETTINGS:
+        machine[name] = settings[name]
     for name in ("passed", "values", "running", "paused", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
-    return Machine(machine[()], arrays, (leaving, queue, aside))
+    return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
 
 
 def _calls(work: Workload, rule: int) -> dict[str, np.ndarray]:
@@ -227,7 +241,8 @@ def _moments(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     asked, valued, predicted = plan.requests, plan.values, plan.prediction
     parts = [predicted.moment] + [part.moment for part in (asked, valued) if part is not None]
-    distinct = np.unique(np.concatenate(parts).astype(np.int64))
+    every = np.sort(np.concatenate(parts).astype(np.int64), kind="stable")  # a few rising runs: next to no work
+    distinct = every[np.diff(every, prepend=-1) > 0]
     moments = np.zeros(len(distinct), MOMENT)
     moments["moment"], moments["values"] = distinct, -1
     moments["cost"][np.searchsorted(distinct, predicted.moment)] = predicted.ns

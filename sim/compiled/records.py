@@ -6,7 +6,7 @@ address keeps its array alive for as long as compiled code may use it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -27,7 +27,7 @@ def records_of(dtype: np.dtype) -> Callable[[int, int], Any]:
 
         return record(types.int64, types.int64), generate
 
-    return at
+    return cast(Callable[[int, int], Any], at)
 
 
 def address(array: np.ndarray) -> int:

@@ -31,10 +31,15 @@ class PreviousToken(Policy):
         """Ask for each layer's experts ``ahead`` layers before it, or all at the step's beginning."""
         route = view.previous_route()
         row, layer, _ = np.nonzero(route >= 0)
-        expert = layer * view.n_experts + route[route >= 0]
-        ahead = self.parameters.ahead or view.n_layers
-        moment = view.moment(view.step[row], np.maximum(layer + 1 - ahead, 0))
         call = view.step[row] * view.n_layers + layer
         # Rows of a batch ask for the same expert: once is enough.
-        rows = np.unique(np.stack([moment, call, expert.astype(np.int64)]), axis=1)
-        return Plan(eviction="lru", requests=Requests.build(*rows), stream_prefill=True)
+        wish = np.sort(call * view.n_experts + route[route >= 0])
+        call, expert = np.divmod(wish[np.diff(wish, prepend=-1) > 0], view.n_experts)
+        step, layer = np.divmod(call, view.n_layers)
+        ahead = self.parameters.ahead or view.n_layers
+        moment = view.moment(step, np.maximum(layer + 1 - ahead, 0))
+        return Plan(
+            eviction="lru",
+            requests=Requests.build(moment, call, layer * view.n_experts + expert),
+            stream_prefill=True,
+        )
