@@ -4,6 +4,7 @@ import dataclasses
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,9 @@ from sim.bounds import bounds, fewest_bytes, fewest_decode_bytes
 from sim.engine import Run
 from sim.log import DECODE, Log
 from sim.plan import Plan
-from tests.test_cache import libcachesim_hits
+from sim.policies import Policy, policy_classes
+from sim.replay import Scene, replay, scene
+from tests.test_cache import BUNDLED, libcachesim_hits
 from tests.worlds import CHOICES, POLICIES, World, handmade, planned, run_of, worlds
 
 
@@ -166,6 +169,21 @@ def test_no_builtin_policy_beats_the_bounds(world: World) -> None:
             plan = world.plan(name, values)
             if world.fits(plan) and not plan.everything_resident:
                 held_to_bounds(world, plan, run_of(world, plan).log())
+
+
+@pytest.mark.parametrize(("batch", "cache"), [(1, "4%"), (4, "25%"), (1, "70%")])
+def test_real_routes_keep_to_the_bounds_and_clairvoyance_leads(batch: int, cache: str) -> None:
+    if not BUNDLED:
+        pytest.skip("no bundled traces beside the package")
+    here = scene(BUNDLED[0], cache_size=cache, batch=batch)
+    reports = {name: replay(here, name) for name, kind in policy_classes().items() if not missing(here, kind)}
+    assert all(report.efficiency <= 1 + 1e-9 for report in reports.values())
+    rivals = {name: report.efficiency for name, report in reports.items() if name != "all-in-gpu"}
+    assert max(rivals, key=rivals.__getitem__) == "clairvoyant"
+
+
+def missing(here: Scene, kind: type[Policy]) -> bool:
+    return any(getattr(here.trace, name) is None for name in kind.needs)
 
 
 @given(worlds())
