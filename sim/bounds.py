@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from sim.cache import next_calls
+from sim.compiled import SHORT, available
 from sim.eviction import NEVER
 from sim.log import DECODE
 from sim.workload import Workload
@@ -27,6 +28,10 @@ def fewest_bytes(
     """
     if len(sizes) and sizes.min() == sizes.max():
         capacity -= capacity % int(sizes[0])  # whole experts alone are kept
+    if len(experts) >= SHORT and available():
+        from sim.compiled.fewest import fewest_bytes as compiled
+
+        return compiled(offsets, experts, sizes, capacity, together)
     following = next_calls(offsets, experts).tolist()
     ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
     kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use

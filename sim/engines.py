@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.compiled import cannot_keep_code, declined, run_compiled
+from sim.compiled import SHORT, cannot_keep_code, declined, run_compiled
 from sim.engine import Run
 from sim.link import Observer
 from sim.log import Log
@@ -13,9 +13,6 @@ from sim.workload import Workload
 from traces.errors import InputError
 
 Engine = Literal["auto", "simpy", "compiled"]
-
-SHORT = 20_000
-"""Look-ups that the SimPy engine has done before numba is imported."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,17 @@ only Python, are the reference's alone. numba is imported when a run first asks 
 
 from importlib.util import find_spec
 
+from sim.compiled.folder import compiler_cache
 from sim.engine import SimulationError, settle
 from sim.log import Log
 from sim.plan import Discipline, Plan
 from sim.workload import Workload
 from traces.errors import InputError
 
-__all__ = ["cannot_keep_code", "declined", "run_compiled"]
+__all__ = ["SHORT", "available", "cannot_keep_code", "compiles_first", "declined", "run_compiled"]
+
+SHORT = 20_000
+"""Look-ups that Python has done before numba is imported."""
 
 
 def declined(work: Workload, plan: Plan) -> str | None:
@@ -30,11 +34,20 @@ def declined(work: Workload, plan: Plan) -> str | None:
 
 def cannot_keep_code() -> str | None:
     """Why compiled code would be made anew in every process, in a line; None if there is a folder for it."""
-    from sim.compiled.jit import compiler_cache
-
     if compiler_cache() is None:
-        return "no folder to keep compiled code in (set MOE_REPLAY_CACHE to one that can be written)"
+        return "no folder to keep compiled code in; set MOE_REPLAY_CACHE to one that can be written"
     return None
+
+
+def available() -> bool:
+    """Whether code can be compiled and kept."""
+    return find_spec("numba") is not None and compiler_cache() is not None
+
+
+def compiles_first() -> bool:
+    """Whether the first run in this place will take seconds to compile."""
+    folder = compiler_cache()
+    return available() and not any(folder.rglob("gpu.run*.nbc")) if folder else False
 
 
 def run_compiled(

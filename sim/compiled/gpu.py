@@ -73,6 +73,8 @@ def _call(m: Any, step: int, layer: int) -> bool:
     call = step * m.n_layers + layer
     first, size = number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n
     wave = layer_at(m.layers, layer).fit
+    if size <= wave:
+        _pin_all(m, first, size)
     _look_up(m, call)
     pass_call(m, call, layer)
     if size <= wave:
@@ -95,6 +97,13 @@ def _call(m: Any, step: int, layer: int) -> bool:
         _let_go(m, begin, end)
         kick(m)
     return True
+
+
+@inlined
+def _pin_all(m: Any, first: int, size: int) -> None:
+    """Pin a call of one wave before its look-up, which makes no difference and spares moving residents about."""
+    for i in range(first, first + size):
+        pin(m, number_at(m.expert, i).n)
 
 
 @inner
@@ -146,7 +155,8 @@ def _claim(m: Any, begin: int, end: int) -> int:
     for i in range(begin, end):
         piece = piece_at(m.pieces, i)
         slot = slot_at(m.slots, piece.expert)
-        pin(m, piece.expert)
+        if not slot.pinned:
+            pin(m, piece.expert)
         if slot.state == RESIDENT:
             piece.stood = READY
             slot.used = 1  # late at the look-up, it may have landed while an earlier wave ran

@@ -1,11 +1,8 @@
 """How the functions of this package are compiled.
 
-Only the functions that Python calls are kept on disk (``entry``); what they call is part of them. numba recognises a
-changed function by the file that it stands in, not by the files of what it calls, so the folder is named after a digest
-of the whole package: code that changed anywhere is never run from an old cache.
+Only the functions that Python calls are kept on disk (``entry``); what they call is part of them.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import TypeVar, cast
 
 from numba import config, njit
 
-from sim.keep import cache_folder
+from sim.compiled.folder import compiler_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -35,18 +32,6 @@ def entry(function: F) -> F:
         return inner(function)
     with _caching_in(folder):
         return cast(F, njit(cache=True)(function))
-
-
-def compiler_cache() -> Path | None:
-    """The folder of this version's machine code, made if need be; None if it cannot be written or is switched off."""
-    return cache_folder(f"compiled-{_source_digest()}")
-
-
-def _source_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager
