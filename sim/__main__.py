@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sim.engine import SimulationError
 from sim.engines import Engine
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, replay, scene
@@ -309,6 +310,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (InputError, OSError, CycloptsError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except SimulationError as error:
+        print(f"error: the run cannot go on: {error}", file=sys.stderr)
         return 2
     return 0
 

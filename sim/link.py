@@ -240,7 +240,7 @@ class Link:
         blocked: list[tuple[int, int, Transfer]] = []
         full: set[int] = set()
         started = False
-        while self._queue and not started:
+        while self._queue and not started and len(full) < len(self.cache.capacity):
             entry = self._queue[0]
             transfer = entry[2]
             if before is not None and entry[1] > before:

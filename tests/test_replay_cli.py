@@ -379,16 +379,20 @@ def test_a_policy_of_another_package_is_found_by_name(said: Any, trace: Path, pl
     assert by_path["parameters"] == {"rule": "fifo"}
 
 
-def test_a_policy_of_another_package_that_does_not_fit_is_named(
-    said: Any, trace: Path, plugin: Any, tmp_path: Path
-) -> None:
+def test_a_policy_of_another_package_that_takes_a_taken_name_is_left_out(said: Any, trace: Path, plugin: Any) -> None:
     plugin("lru")
-    refused(said, tmp_path, "entry point 'lru' (outsider:Mine): the policy name 'lru' is taken", "replay", trace)
+    status, out, err = said("replay", trace, "--policy", "lru", "--json", "-")
+    assert status == 0
+    assert json.loads(out)["parameters"] == {"scope": "global"}, "the project's own"
+    assert "warning: left out: entry point 'lru' (outsider:Mine): the policy name 'lru' is taken" in err
 
 
-def test_an_entry_point_to_nothing_is_named(said: Any, trace: Path, plugin: Any, tmp_path: Path) -> None:
+def test_an_entry_point_to_nothing_stops_only_who_names_it(said: Any, trace: Path, plugin: Any, tmp_path: Path) -> None:
     plugin("broken", "outsider:Absent")
-    refused(said, tmp_path, "entry point 'broken': cannot import 'outsider:Absent'", "replay", trace)
+    status, _, err = said("replay", trace, "--policy", "lru", "--json", "-")
+    assert status == 0
+    assert "warning: left out: entry point 'broken': cannot import 'outsider:Absent'" in err
+    refused(said, tmp_path, "policy 'broken' is unknown", "replay", trace, "--policy", "broken")
 
 
 def test_a_policy_with_a_bad_plan_is_named(said: Any, trace: Path, plugin: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Names come from three places: the modules of this package, the entry-point group
 packages, and ``module:Class`` for one that is only importable.
 """
 
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -24,7 +25,7 @@ GROUP = "moe_replay.policies"
 def policy_classes() -> dict[str, type[Policy]]:
     """All policies by name: those of this package, then those that installed packages register.
 
-    Raises InputError if an entry point does not name a Policy, or takes a name that is taken.
+    An entry point that does not name a Policy, or takes a name that is taken, is left out with a warning.
     """
     found: dict[str, type[Policy]] = {}
     for module in iter_modules(__path__, f"{__name__}."):
@@ -32,12 +33,16 @@ def policy_classes() -> dict[str, type[Policy]]:
             if _is_policy(value) and value.__module__ == module.name:
                 found[value.name] = value
     for point in entry_points(group=GROUP):
-        value = _imported(point.value, f"entry point {point.name!r}")
-        if found.setdefault(value.name, value) is not value:
-            raise InputError(
-                f"entry point {point.name!r} ({point.value}): the policy name {value.name!r} is taken by "
-                f"{found[value.name]}"
-            )
+        try:
+            value = _imported(point.value, f"entry point {point.name!r}")
+            if found.setdefault(value.name, value) is not value:
+                taken = found[value.name]
+                raise InputError(
+                    f"entry point {point.name!r} ({point.value}): the policy name {value.name!r} is taken by "
+                    f"{taken.__module__}:{taken.__qualname__}"
+                )
+        except InputError as broken:
+            print(f"warning: left out: {broken}", file=sys.stderr)
     return dict(sorted(found.items()))
 
 

@@ -64,7 +64,11 @@ class Popularity(Policy):
         return total if total.any() or not domains else self._counts(view, ())
 
     def _requests(self, view: View, begin: np.ndarray, end: np.ndarray, values: np.ndarray) -> Requests:
-        """The experts that fit, most valuable first, asked for at ``begin`` and wanted until the values change."""
+        """The experts that fit, most valuable first, asked for at ``begin`` and wanted until the values change.
+
+        Nothing that an engine does before that change depends on when it comes: the last call of a request is a
+        withdrawal at that moment, not foresight.
+        """
         sizes = np.repeat(np.array(self.setting.model.expert_bytes, np.int64), view.n_experts)
         columns: list[np.ndarray] = []
         for first, last, value in zip(begin.tolist(), end.tolist(), values, strict=True):
