@@ -95,7 +95,7 @@ def replay_command(
         learns=policy_class(policy).learns,
     )  # fmt: skip
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with _written(json) as write, watch as observer, _progress(here, [policy]) as advance:
+    with _written(json, trace) as write, watch as observer, _progress(here, [policy]) as advance:
         result = replay(
             here,
             policy,
@@ -159,7 +159,7 @@ def compare(
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     results = []
-    with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
+    with _written(json, trace) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for name, *settings in wanted:
             results.append(
                 replay(
@@ -272,8 +272,10 @@ def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _written(target: str | None) -> Iterator[Callable[[object], None]]:
+def _written(target: str | None, trace: Path | None = None) -> Iterator[Callable[[object], None]]:
     """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done."""
+    if target is not None and trace is not None and Path(target).resolve() == trace.resolve():
+        raise InputError(f"--json {target}: is the trace itself; name another file")
     if target is None:
         yield lambda data: None
     elif target == "-":

@@ -6,7 +6,7 @@ from sim.view import View
 
 
 class AllInGPU(Policy):
-    """Every expert is on the GPU from the start, whatever the budget: the compute bound, not a system of equal memory."""
+    """Every expert is on the GPU from the start, whatever the budget: the compute bound, not a system like others."""
 
     name = "all-in-gpu"
     summary = "reference: every expert resident from the start, whatever the budget"
