@@ -43,9 +43,9 @@ class Setting:
 class Policy(ABC):
     """One way of predicting, prefetching and evicting experts.
 
-    Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters),
-    ``needs`` (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the future,
-    and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it).
+    Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
+    (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
+    future, and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it).
     """
 
     name: ClassVar[str]
