@@ -10,19 +10,17 @@ import torch
 
 from tests.tiny_moe import llama, mixtral, tokenizer, write_corpora
 from traces.__main__ import main
-from traces.capture import Amount, capture, prefill_level, run_batch
+from traces.capture import Amount, capture
+from traces.checkpoint import end_tokens
 from traces.decoding import Decoding, Prompt
 from traces.errors import InputError
 from traces.recorder import Recorder
 from traces.routers import routed_layers
+from traces.rows import prefill_level, run_batch
 from traces.trace import Trace
 
 GREEDY = Decoding(mode="greedy")
 PROMPTS = [[5, 9, 14], [22, 7, 30, 41, 11], [8, 8, 19, 27], [33, 6]]
-
-
-def amount(new_tokens=6, **more):
-    return Amount(new_tokens=new_tokens, **more)
 
 
 def run(model, prompts=PROMPTS, new_tokens=6, decoding=GREEDY, words=None):
@@ -30,7 +28,17 @@ def run(model, prompts=PROMPTS, new_tokens=6, decoding=GREEDY, words=None):
     words = words or tokenizer()
     given = [Prompt(ids, [12, 13, 14, 15], number) for number, ids in enumerate(prompts)]
     with Recorder(model) as recorder:
-        return run_batch(recorder, given, amount(new_tokens), decoding, words)
+        return unpacked(run_batch({"": recorder}, given, new_tokens, decoding, **ends(model, words)))
+
+
+def ends(model, words):
+    pad = next((i for i in (words.pad_token_id, words.eos_token_id) if i is not None), 0)
+    return {"pad": pad, "eos": end_tokens(model, words)}
+
+
+def unpacked(parts):
+    rows = parts[""]
+    return rows.arrays, rows.states, rows.prefill_states, rows.ties
 
 
 def without_end(model):
@@ -121,9 +129,9 @@ def test_a_batch_of_one_equals_a_padded_batch(decoding):
     decode = together["phase"] == 1
     for number, ids in enumerate(PROMPTS):
         with Recorder(model) as recorder:
-            alone, own_states, own_prefill, _ = run_batch(
-                recorder, [Prompt(ids, [12, 13, 14, 15], number)], amount(), decoding, tokenizer()
-            )
+            prompt = Prompt(ids, [12, 13, 14, 15], number)
+            one = run_batch({"": recorder}, [prompt], 6, decoding, **ends(model, tokenizer()))
+            alone, own_states, own_prefill, _ = unpacked(one)
         mine = together["sequence"] == number
         for name in ("experts", "lookahead", "token", "position", "phase"):
             assert (together[name][mine] == alone[name]).all(), name

@@ -2,37 +2,86 @@
 
 import hashlib
 import json
+import os
 import platform
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traces.errors import InputError
+from traces.recorder import Recorder
+from traces.shapes import KNOWN
 
 RECORD_FILE = "training.json"
+BASIS_FILE = "embedding_basis.npz"
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # never pickled weights
 
 
-def load(model_dir: str | Path, experts_implementation: str | None = None, device: str = "auto") -> tuple[Any, Any]:
-    """A checkpoint's model (in its stored precision, eval mode) and tokenizer.
+def located(model: str | Path) -> Path:
+    """The folder of a checkpoint: ``model`` itself, or where the Hugging Face hub's client keeps its copy of that name.
 
-    Raises InputError if the folder is no checkpoint, or its router or experts are quantised.
+    Raises InputError if it is neither a folder with a config.json nor a name that the hub gives.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    folder = Path(model)
+    if not folder.exists() and _HUB_NAME.fullmatch(str(model)):
+        from huggingface_hub import snapshot_download
 
-    folder = Path(model_dir)
+        try:
+            folder = Path(snapshot_download(str(model), allow_patterns=list(_HUB_FILES)))
+        except Exception as error:  # the hub's client raises errors of many libraries
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{model}: no such folder, and the hub does not give it ({reason})") from None
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no checkpoint of a model (config.json is not there)")
-    options = {"experts_implementation": experts_implementation} if experts_implementation else {}
+    return folder
+
+
+def model_name(model: str | Path) -> str:
+    """What to call a checkpoint: the last part of its name, that of the repository for a copy of the hub's."""
+    path = Path(model)
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.resolve().name if path.exists() else path.name
+
+
+def basis_place(folder: Path, beside: Path) -> Path:
+    """Where a model's embedding basis lies: with the checkpoint, or ``beside`` the output if that cannot be written."""
+    place = folder / BASIS_FILE
+    return place if place.exists() or os.access(folder, os.W_OK) else beside / BASIS_FILE
+
+
+def load(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> tuple[Any, Any]:
+    """A checkpoint's model (in its stored precision, eval mode) and tokenizer.
+
+    ``device`` is cuda, cpu, auto, or spread: over all GPUs and host memory, as accelerate does it. MXFP4 experts are
+    unpacked: their kernels bypass the router. Raises InputError if the folder is no checkpoint that can be captured.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
+    if device == "spread":
+        options["device_map"] = "auto"
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        quantised = getattr(config, "quantization_config", None) or {}
+        if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
+        kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+        model: Any = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError, KeyError) as error:
         raise InputError(f"{folder}: not a model that can be captured ({' '.join(str(error).split())[:200]})") from None
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(torch.device(device))
+    if device != "spread":
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        model.to(torch.device(device))
     return model.eval(), tokenizer
 
 
@@ -45,30 +94,35 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     return ends
 
 
-def provenance(folder: Path, model: Any, seed: int) -> dict[str, Any]:
+def provenance(
+    folder: Path, name: str, recorder: Recorder, arrays: Mapping[str, np.ndarray], seed: int
+) -> dict[str, Any]:
     """What a trace's meta says of the model, the software and the hardware it was captured with."""
     import torch
     import transformers
 
-    config = model.config
+    model: Any = recorder.model
     record = folder / RECORD_FILE
     trained = json.loads(record.read_text("utf-8")) if record.is_file() else {}
-    experts, top_k = _counts(model)
+    first = recorder.layers[0]
     captured: dict[str, Any] = {
-        "what": trained.get("what") or f"{type(model).__name__} from {folder.name}, as published",
+        "what": trained.get("what") or f"{type(model).__name__} from {name}, as published",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "precision": str(model.dtype).removeprefix("torch."),
-        "experts_implementation": getattr(config, "_experts_implementation", None),
+        "experts_implementation": getattr(model.config, "_experts_implementation", None),
         "checkpoint_sha256": checkpoint_sha256(folder),
         "seed": seed,
-        "probabilities": "softmax of the router's logits over all experts",
+        "router": first.family.facts(first.router),
     }
+    shape = {"experts": int(arrays["probs"].shape[2]), "top_k": int(arrays["experts"].shape[2])}
     if trained:
         captured["topology"] = trained["topology"]
         captured["trained"] = trained["training"]
-        model_meta = {"name": trained["topology"]["name"], "experts": experts, "top_k": top_k}
+        model_meta = {"name": trained["topology"]["name"], **shape}
     else:
-        model_meta = {"name": folder.name, "experts": experts, "top_k": top_k, "config": _plain(config.to_dict())}
+        model_meta = {"name": _own_name(name, model, shape, len(recorder.layers)), **shape, "config": _config(model)}
+    if recorder.part:
+        model_meta["part"] = recorder.part
     hardware = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     return {
         "schema": 1,
@@ -82,24 +136,22 @@ def provenance(folder: Path, model: Any, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _counts(model: Any) -> tuple[int, int]:
-    """Experts of a layer and experts a token, from the configuration under the names in use."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    found = []
-    for names in (
-        ("num_local_experts", "num_experts", "n_routed_experts"),
-        ("num_experts_per_tok", "num_experts_per_token", "top_k"),
-    ):
-        value = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
-        if value is None:
-            raise InputError(f"{type(config).__name__}: none of {', '.join(names)} in the configuration")
-        found.append(int(value))
-    return found[0], found[1]
+def _own_name(name: str, model: Any, shape: Mapping[str, int], layers: int) -> str:
+    """The checkpoint's name, unless it is that of a known model of another shape, whose sizes it must not get."""
+    known = KNOWN.get(name.lower())
+    if known is None or (len(known.routed), known.experts, known.top_k) == (layers, shape["experts"], shape["top_k"]):
+        return name
+    return f"{name} ({model.config.model_type} of another size)"
 
 
-def _plain(value: Any) -> Any:
-    """A configuration as strict JSON."""
-    return json.loads(json.dumps(value, default=str))
+def _config(model: Any) -> dict[str, Any]:
+    """The configuration with its class's defaults filled in, as strict JSON, types of numbers by their plain names."""
+    plain = json.loads(json.dumps(model.config.to_dict(), default=str))
+    for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(part.get(key), str):
+                part[key] = part[key].removeprefix("torch.")
+    return dict(plain)
 
 
 def checkpoint_sha256(folder: Path) -> str:

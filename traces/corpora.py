@@ -81,13 +81,17 @@ _BANKING_QUERY = re.compile(
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt and its response, in the form that a model reads them, with where they come from."""
+    """One prompt and its response, in the form that a model reads them, with where they come from.
+
+    ``messages`` (role, content) is a conversation up to the turn that is answered; ``prompt`` is then its text.
+    """
 
     domain: str
     source: str
     licence: str
     prompt: str
     response: str
+    messages: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 """Run prompts through a causal language model as a server would: one batched prefill, then one token a step."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,40 +46,76 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass of a batch: token ids (B, N), the rows that count (B, N), and each one's position."""
+    """One forward pass of a batch: token ids (B, N), the rows that count (B, N), and each one's position.
+
+    ``part`` is "encoder" or "decoder" of a model that has both.
+    """
 
     ids: "torch.Tensor"
     valid: "torch.Tensor"
     position: "torch.Tensor"
     prefill: bool
+    part: str = ""
 
 
 def passes(
-    model: Any, prompts: list[Prompt], new_tokens: int, decoding: Decoding, pad: int, eos: set[int]
+    model: Any,
+    prompts: list[Prompt],
+    new_tokens: int,
+    decoding: Decoding,
+    pad: int,
+    eos: set[int],
+    chunk: int | None = None,
 ) -> Iterator[Pass]:
-    """Yield each forward pass right after it ran: the left-padded prompts, then one row a sequence and step.
+    """Yield each forward pass right after it ran: the prompts (left-padded), then one row a sequence and step.
 
     A sequence that gets n new tokens has n - 1 decode rows: the last token chosen is never run. EOS is such a last
-    token. Passes go on until every sequence has ended; rows of padding and of ended sequences are not valid.
+    token. Passes go on until every sequence has ended; rows of padding and of ended sequences are not valid. A prompt
+    longer than ``chunk`` tokens, alone in its batch, is prefilled in pieces of that length.
+
+    Of an encoder-decoder model the encoder's pass over the prompts comes first; then the decoder starts with one token
+    a sequence, which is its prefill, and goes on one token a step.
     """
+    part = ""
+    if getattr(model.config, "is_encoder_decoder", False):
+        # Padding on the right: tokens claim room in an expert in order, and padding must come after those that count.
+        ids, valid = _padded(prompts, pad, model.device, left=False)
+        encoded = model.get_encoder()(input_ids=ids, attention_mask=valid.long())
+        yield Pass(ids, valid, _positions(valid), True, "encoder")
+        part, run = "decoder", _decoder_of(model, encoded, valid)
+        start = next(i for i in (model.config.decoder_start_token_id, pad) if i is not None)
+        prompts = [Prompt([start], prompt.response, prompt.number) for prompt in prompts]
+    else:
+        run = _decoder_only(model)
+    ids, valid = _padded(prompts, pad, model.device, left=True)
+    position = _positions(valid)
+    while chunk and len(prompts) == 1 and ids.shape[1] > chunk:
+        piece = Pass(ids[:, :chunk], valid[:, :chunk], position[:, :chunk], True, part)
+        run(piece)
+        yield piece
+        ids, valid, position = ids[:, chunk:], valid[:, chunk:], position[:, chunk:]
+    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, Pass(ids, valid, position, True, part))
+
+
+def _steps(
+    prompts: list[Prompt],
+    new_tokens: int,
+    decoding: Decoding,
+    pad: int,
+    eos: set[int],
+    run: "Callable[[Pass], torch.Tensor]",
+    one: Pass,
+) -> Iterator[Pass]:
+    """Run the pass ``one``, then choose and run token after token; see :func:`passes`."""
     import torch
 
-    device = model.device
-    longest = max(len(prompt.ids) for prompt in prompts)
-    ids = torch.tensor([[pad] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts], device=device)
-    valid = torch.tensor(
-        [[False] * (longest - len(prompt.ids)) + [True] * len(prompt.ids) for prompt in prompts], device=device
-    )
-    position = (valid.cumsum(1) - 1).clamp(min=0)
-    cache_name, cache = _new_cache(model)
+    device = one.ids.device
     draws = _draws(prompts, new_tokens, decoding.seed)
-    mask, alive, prefill = valid, torch.ones(len(prompts), dtype=torch.bool, device=device), True
+    alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens):
-        output = model(
-            input_ids=ids, attention_mask=mask.long(), position_ids=position, use_cache=True, **{cache_name: cache}
-        )
-        yield Pass(ids, valid, position, prefill)
-        chosen = _choose(output.logits[:, -1].float(), prompts, step, decoding, draws[:, step])
+        logits = run(one)
+        yield one
+        chosen = _choose(logits[:, -1].float(), prompts, step, decoding, draws[:, step])
         ended = torch.tensor([int(token) in eos for token in chosen.tolist()], device=device)
         if decoding.mode == "teacher-forced":
             ended |= torch.tensor([step + 1 >= len(prompt.response) for prompt in prompts], device=device)
@@ -88,8 +124,7 @@ def passes(
         if step + 1 == new_tokens or not bool(alive.any()):
             return
         ids = torch.where(alive, chosen, pad).unsqueeze(1)
-        valid, position, prefill = alive.unsqueeze(1), position[:, -1:] + 1, False
-        mask = torch.cat([mask, torch.ones_like(valid)], dim=1)
+        one = Pass(ids, alive.unsqueeze(1), one.position[:, -1:] + 1, False, one.part)
 
 
 def _choose(
@@ -120,6 +155,60 @@ def _draws(prompts: list[Prompt], steps: int, seed: int) -> np.ndarray:
     return np.stack([np.random.default_rng([seed, prompt.number]).random(steps) for prompt in prompts])
 
 
+def _padded(prompts: list[Prompt], pad: int, device: Any, left: bool) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Token ids (B, N) of prompts padded to one length, and which of them count."""
+    import torch
+
+    longest = max(len(prompt.ids) for prompt in prompts)
+    rows, counts = [], []
+    for prompt in prompts:
+        fill = longest - len(prompt.ids)
+        pads, real = [pad] * fill, [True] * len(prompt.ids)
+        rows.append(pads + prompt.ids if left else prompt.ids + pads)
+        counts.append([False] * fill + real if left else real + [False] * fill)
+    return torch.tensor(rows, device=device), torch.tensor(counts, device=device)
+
+
+def _positions(valid: "torch.Tensor") -> "torch.Tensor":
+    """Place (B, N) of each token in its sequence, padding left out."""
+    return (valid.cumsum(1) - 1).clamp(min=0)
+
+
+def _decoder_only(model: Any) -> "Callable[[Pass], torch.Tensor]":
+    """Runs passes of a decoder-only model one after another; gives logits (B, any, V), the last column those needed."""
+    import torch
+
+    cache_name, cache = _new_cache(model)
+    # Logits of a whole prompt over a large vocabulary would dwarf everything else in memory.
+    named = inspect.signature(model.forward).parameters
+    options = {cache_name: cache} | ({"logits_to_keep": 1} if "logits_to_keep" in named else {})
+    mask: list[torch.Tensor] = []
+
+    def run(one: Pass) -> "torch.Tensor":
+        # A sequence that has ended goes on attending: its rows do not count, and a row of no attention would be NaN.
+        mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
+        whole = torch.cat(mask, dim=1).long()
+        return model(
+            input_ids=one.ids, attention_mask=whole, position_ids=one.position, use_cache=True, **options
+        ).logits
+
+    return run
+
+
+def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[Pass], torch.Tensor]":
+    """Runs passes of an encoder-decoder model's decoder after its encoder."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    cache_name, _ = _new_cache(model)
+    cache = EncoderDecoderCache(DynamicCache(config=model.config.get_text_config(decoder=True)), DynamicCache())
+    options = {"encoder_outputs": encoded, "attention_mask": valid.long(), cache_name: cache}
+
+    def run(one: Pass) -> "torch.Tensor":
+        return model(decoder_input_ids=one.ids, use_cache=True, **options).logits
+
+    return run
+
+
 def _new_cache(model: Any) -> tuple[str, Any]:
     """An empty KV cache and the name that this model's forward gives it (transformers renamed it in 5.2x)."""
     from transformers import DynamicCache
@@ -127,5 +216,5 @@ def _new_cache(model: Any) -> tuple[str, Any]:
     names = inspect.signature(model.forward).parameters
     name = next((name for name in ("cache", "past_key_values") if name in names), None)
     if name is None:
-        raise InputError(f"{type(model).__name__} takes no KV cache; only decoder models are captured")
+        raise InputError(f"{type(model).__name__} takes no KV cache; a model that generates text is needed")
     return name, DynamicCache(config=model.config)

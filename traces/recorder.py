@@ -1,11 +1,12 @@
 """Hooks that record what the routers of a running model decide, checked against what its experts were given."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from traces.errors import InputError
-from traces.routers import RoutedLayer, Routing, routed_layers
+from traces.routers import Family, RoutedLayer, Routing, parts, routed_layers
 
 if TYPE_CHECKING:
     import torch
@@ -17,35 +18,42 @@ class Recorded:
     """Rows of one forward pass, padding removed, on the host: n rows, L routed layers, K slots, E experts, H hidden.
 
     ``states[:, 0]`` is the embedding layer's output and ``states[:, 1 + l]`` routed layer l's router input, on the
-    model's device and in its dtype; ``lookahead[:, l]`` is what layer l+1's router weights choose for layer l's input.
+    model's device and in its dtype (one level alone where ``take`` was asked for one); ``lookahead[:, l]`` is what
+    layer l+1's router weights choose for layer l's input.
     """
 
     experts: "torch.Tensor"  # (n, L, K) int16
     gates: "torch.Tensor"  # (n, L, K) float16
     probs: "torch.Tensor"  # (n, L, E) uint8, probability x 255 rounded
     lookahead: "torch.Tensor"  # (n, L, K) int16
-    states: "torch.Tensor"  # (n, L+1, H)
+    states: "torch.Tensor"  # (n, L+1, H), or (n, H) of one level
     ties: int  # (row, layer) pairs whose choice hung on two equal scores
 
 
 class Recorder:
     """Record every router call of ``model`` while the context is open; ``take`` after each forward pass.
 
-    The model is put in eval mode (no jitter, no dropout). Raises InputError if it has no known router.
+    ``part`` is "encoder" or "decoder" of a model that has both. The model is put in eval mode (no jitter, no dropout).
+    Raises InputError if it has no router that ``families`` (default: FAMILIES) knows.
     """
 
-    def __init__(self, model: "nn.Module") -> None:
+    def __init__(self, model: "nn.Module", part: str = "", families: Mapping[str, Family] | None = None) -> None:
         self.model = model.eval()
-        self.layers: list[RoutedLayer] = routed_layers(model)
+        self.part = part
+        self.layers: list[RoutedLayer] = routed_layers(model, part, families)
         self._handles: list[Any] = []
         self._clear()
 
     def __enter__(self) -> "Recorder":
         model: Any = self.model
-        self._handles.append(model.get_input_embeddings().register_forward_hook(self._keep_embedding))
+        # The two stacks of an encoder-decoder model have embedding modules of their own, with shared weights.
+        stack = getattr(model, self.part) if self.part else model
+        self._handles.append(stack.get_input_embeddings().register_forward_hook(self._keep_embedding))
         for index, routed in enumerate(self.layers):
             self._handles.append(routed.router.register_forward_hook(self._router_hook(index)))
-            self._handles.append(routed.experts.register_forward_pre_hook(self._experts_hook(index)))
+            if routed.experts is not None:
+                hook = self._experts_hook(index)
+                self._handles.append(routed.experts.register_forward_pre_hook(hook, with_kwargs=True))
         return self
 
     def __exit__(
@@ -55,36 +63,38 @@ class Recorder:
             handle.remove()
         self._handles.clear()
 
-    def take(self, valid: "torch.Tensor") -> Recorded:
+    def take(self, valid: "torch.Tensor", level: int | None = None) -> Recorded:
         """The rows of the forward pass since the last call for which ``valid`` (batch x length, bool) is True.
 
-        Raises InputError naming the layer unless each router recorded exactly one row for each token of the pass, with
-        the ids that its experts module was given.
+        ``level`` keeps the states of that level alone. Raises InputError naming the layer unless each router recorded
+        exactly one row for each token of the pass, with the ids and weights that its experts module was given.
         """
         import torch
 
         rows = valid.numel()
         self._check(rows)
         keep = valid.reshape(-1).nonzero().squeeze(1)
-        hidden = [torch.cat(self._embedding), *(torch.cat(inputs) for inputs in self._inputs)]
-        hidden = [state.index_select(0, keep) for state in hidden]
+        hidden = [torch.cat(state) for state in (self._embedding, *self._inputs)]
+        hidden = [state.to(keep.device).index_select(0, keep) for state in hidden]
         routings = [_joined(calls, keep) for calls in self._routings]
+        self._check_finite(routings)
         ids = torch.stack([routing.ids for routing in routings], dim=1)
         ahead = torch.full_like(ids, -1)
         for index, following in enumerate(self.layers[1:]):
-            ahead[:, index] = following.family.apply(following.router, hidden[1 + index])
+            states = hidden[1 + index].to(next(following.router.parameters()).device)
+            ahead[:, index] = following.family.ahead(following.router, states, ids.shape[-1]).to(ids.device)
         self._clear()
         return Recorded(
             experts=ids.to(torch.int16).cpu(),
             gates=torch.stack([routing.weights for routing in routings], dim=1).to(torch.float16).cpu(),
             probs=(torch.stack([r.probs for r in routings], dim=1) * 255).round().to(torch.uint8).cpu(),
             lookahead=ahead.to(torch.int16).cpu(),
-            states=torch.stack(hidden, dim=1),
+            states=torch.stack(hidden, dim=1) if level is None else hidden[level],
             ties=int(torch.stack([routing.tied for routing in routings]).sum()),
         )
 
     def _check(self, rows: int) -> None:
-        """One row a token at every layer, and the same ids at router and experts."""
+        """One row a token at every layer, and the same ids and weights at router and experts."""
         embedded = sum(len(state) for state in self._embedding)
         if embedded != rows:
             raise InputError(f"the embedding layer recorded {embedded} rows of {rows}")
@@ -92,21 +102,35 @@ class Recorder:
             recorded = sum(len(routing.ids) for routing in routings)
             if recorded != rows:
                 raise InputError(
-                    f"layer {routed.layer} captured {recorded} rows of {rows} ({routed.name}: the router is bypassed)"
+                    f"layer {routed.layer} captured {recorded} rows of {rows} ({routed.name}: the router is bypassed, "
+                    "perhaps by a fused kernel; load the model without kernels)"
                 )
-            if sum(len(ids) for ids in used) != rows:
+            if routed.experts is None:
+                continue
+            if sum(len(ids) for ids, _ in used) != rows:
                 raise InputError(
                     f"layer {routed.layer}: its experts were called for another number of rows than {rows}"
                 )
-            for routing, ids in zip(routings, used, strict=True):
+            for routing, (ids, weights) in zip(routings, used, strict=True):
                 if not bool((routing.ids == ids).all()):
                     raise InputError(f"layer {routed.layer}: the experts that ran are not those of its router")
+                if not bool((routing.weights == weights).all()):
+                    raise InputError(f"layer {routed.layer}: the experts' weights are not those of its router")
+
+    def _check_finite(self, routings: list[Routing]) -> None:
+        """No router may give what a trace cannot hold: NaN, or a weight beyond 16 bits."""
+        import torch
+
+        bad = [not bool(r.weights.to(torch.float16).isfinite().all() & r.probs.isfinite().all()) for r in routings]
+        if any(bad):
+            routed = self.layers[bad.index(True)]
+            raise InputError(f"layer {routed.layer}: router {routed.name} gave a value that is not finite in 16 bits")
 
     def _clear(self) -> None:
         self._embedding: list[torch.Tensor] = []
         self._inputs: list[list[torch.Tensor]] = [[] for _ in self.layers]
         self._routings: list[list[Routing]] = [[] for _ in self.layers]
-        self._used: list[list[torch.Tensor]] = [[] for _ in self.layers]
+        self._used: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.layers]
 
     def _keep_embedding(self, module: "nn.Module", inputs: Any, output: "torch.Tensor") -> None:
         self._embedding.append(output.detach().reshape(-1, output.shape[-1]))
@@ -115,16 +139,32 @@ class Recorder:
         family = self.layers[index].family
 
         def keep(module: "nn.Module", inputs: Any, output: Any) -> None:
-            self._inputs[index].append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
-            self._routings[index].append(family.read(module, output))
+            hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            self._inputs[index].append(hidden)
+            self._routings[index].append(family.routing(module, hidden, output))
 
         return keep
 
     def _experts_hook(self, index: int) -> Any:
-        def keep(module: "nn.Module", inputs: Any) -> None:
-            self._used[index].append(inputs[1].detach())
+        family = self.layers[index].family
+
+        def keep(module: "nn.Module", inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            ids, weights = family.given((*inputs, *named.values()))
+            self._used[index].append((ids.detach(), weights.detach()))
 
         return keep
+
+
+def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[str, Recorder]:
+    """A recorder for each part of ``model`` that has routed layers: one named "", or encoder and decoder.
+
+    Raises InputError if there is none.
+    """
+    found = {part: Recorder(model, part, families) for part in parts(model)}
+    kept = {part: recorder for part, recorder in found.items() if recorder.layers}
+    if not kept:
+        raise InputError(f"{type(model).__name__}: no MoE layer with a known router")
+    return kept
 
 
 def _joined(calls: list[Routing], keep: "torch.Tensor") -> Routing:

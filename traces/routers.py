@@ -1,11 +1,12 @@
-"""Router adapters: how to read the routes of each family of Hugging Face Mixture-of-Experts models.
+"""What a router family is, and where the routers of a Hugging Face Mixture-of-Experts model are.
 
-A family is one entry of ``FAMILIES``, keyed by the class name of its router module. Routers are found by class, never
-by a configuration field, so a model without a known router is refused instead of silently recording nothing.
+A family is one `Family` in ``traces.families.FAMILIES``, keyed by the class name of its router module. Routers are
+found by class, never by a configuration field, so a model without a known router is refused instead of silently
+recording nothing. `docs/capture.md` shows how to add a family of one's own.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,16 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+PARTS = ("encoder", "decoder")
+_ROUTER_NAMES = ("gate", "router")
+
 
 @dataclass(frozen=True)
 class Routing:
-    """What one router call decided for N tokens: ids (N, K) in router order, weights (N, K), probabilities (N, E)."""
+    """What one router call decided for N tokens: ids (N, K) in router order, weights (N, K), probabilities (N, E).
+
+    An id of -1 is a token that its expert had no room for; its weight is 0.
+    """
 
     ids: "torch.Tensor"
     weights: "torch.Tensor"
@@ -26,71 +33,156 @@ class Routing:
     tied: "torch.Tensor"  # (N,) bool: the last chosen expert's score equals that of the best one not chosen
 
 
+def linear(router: Any, hidden: "torch.Tensor") -> "torch.Tensor":
+    """Logits (N, E) of a router that is one matrix, with or without bias, in the model's precision."""
+    import torch
+
+    return torch.nn.functional.linear(hidden, router.weight, getattr(router, "bias", None))
+
+
+def softmax(router: Any, logits: "torch.Tensor") -> "torch.Tensor":
+    """Probabilities (N, E): the softmax of the logits over all experts, in float32."""
+    return logits.float().softmax(dim=-1)
+
+
+def by_probability(router: Any, logits: "torch.Tensor", probs: "torch.Tensor") -> "torch.Tensor":
+    """The experts with the largest probabilities are chosen."""
+    return probs
+
+
+def triple(router: Any, hidden: "torch.Tensor", output: Any) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """(logits, weights, ids) of an output in that order or the reverse: ids are the integers."""
+    first, weights, last = output
+    return (last, weights, first) if not first.is_floating_point() else (first, weights, last)
+
+
+def second_and_third(inputs: tuple[Any, ...]) -> "tuple[torch.Tensor, torch.Tensor]":
+    """(ids, weights) of experts that are called with (hidden, ids, weights)."""
+    return inputs[1], inputs[2]
+
+
 @dataclass(frozen=True)
 class Family:
-    """One router family.
+    """One router family. The defaults are those of most: a linear router, softmax over all experts, the K largest.
 
-    ``read`` turns the router's output into a Routing; ``apply`` gives the ids (N, K) that a router's weights choose
-    for hidden states (N, H) of another layer, without calling the module (a call would fire its hooks again).
-    ``experts`` is the attribute, beside the router, of the module that receives (hidden, ids, weights).
+    ``read(router, hidden, output)`` gives logits (N, E), weights (N, K) and ids (N, K) of a router's output for its
+    input ``hidden`` (N, H). ``probs(router, logits)`` are its routing probabilities (N, E) and
+    ``choice(router, logits, probs)`` the scores (N, E) whose K largest are chosen. ``logits(router, hidden)`` applies
+    the router's weights to other states without calling the module, which would fire its hooks again.
+
+    ``experts`` names the module beside the router that is called with what the router chose, and ``given`` finds
+    (ids, weights) in its positional inputs; "" where there is no such module: then nothing is compared.
+    ``normalised(router)`` tells whether the weights of a token sum to 1 before ``scale(router)``.
     """
 
-    read: Callable[["nn.Module", Any], Routing]
-    apply: Callable[["nn.Module", "torch.Tensor"], "torch.Tensor"]
+    read: Callable[[Any, "torch.Tensor", Any], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"] = triple
+    logits: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = linear
+    probs: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = softmax
+    choice: Callable[[Any, "torch.Tensor", "torch.Tensor"], "torch.Tensor"] = by_probability
     experts: str = "experts"
+    given: Callable[[tuple[Any, ...]], "tuple[torch.Tensor, torch.Tensor]"] = second_and_third
+    normalised: Callable[[Any], bool] = lambda router: True
+    scale: Callable[[Any], float] = lambda router: float(getattr(router, "routed_scaling_factor", 1.0))
+    probabilities: str = "softmax of the router's logits over all experts"
+
+    def routing(self, router: Any, hidden: "torch.Tensor", output: Any) -> Routing:
+        """What a router's output for ``hidden`` (N, H) says."""
+        logits, weights, ids = self.read(router, hidden, output)
+        probs = self.probs(router, logits)
+        return Routing(ids, weights, probs, _tied(self.choice(router, logits, probs), ids.shape[-1]))
+
+    def ahead(self, router: Any, hidden: "torch.Tensor", top_k: int) -> "torch.Tensor":
+        """Ids (N, K) that the router's weights choose for states (N, H) of another layer."""
+        logits = self.logits(router, hidden)
+        return self.choice(router, logits, self.probs(router, logits)).topk(top_k, dim=-1).indices
+
+    def facts(self, router: Any) -> dict[str, Any]:
+        """What a trace's meta says of its router: stored probabilities, and how weights are scaled."""
+        return {
+            "class": type(router).__name__,
+            "probabilities": self.probabilities,
+            "weights_sum_to_1": bool(self.normalised(router)),
+            "weights_scaled_by": self.scale(router),
+        }
 
 
 @dataclass(frozen=True)
 class RoutedLayer:
-    """A routed layer of a model: its layer number, router, experts module and family."""
+    """A routed layer of a model: its layer number, router, experts module (None: nothing to compare) and family."""
 
     layer: int
     name: str
     router: "nn.Module"
-    experts: "nn.Module"
+    experts: "nn.Module | None"
     family: Family
 
 
-def _read_softmax_of_all(router: "nn.Module", output: Any) -> Routing:
-    """(logits (N, E), weights (N, K), ids (N, K)); probabilities are the softmax of the logits over all experts."""
+def _tied(scores: "torch.Tensor", top_k: int) -> "torch.Tensor":
+    """(N,) whether the K-th largest score equals the next one."""
     import torch
 
-    logits, weights, ids = output
-    top = torch.topk(logits.float(), min(ids.shape[-1] + 1, logits.shape[-1]), dim=-1).values
-    tied = (top[:, -1] == top[:, -2]) if top.shape[-1] > ids.shape[-1] else torch.zeros(len(ids), dtype=torch.bool)
-    return Routing(ids, weights, torch.softmax(logits.float(), dim=-1), tied)
+    if top_k >= scores.shape[-1]:
+        return torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    best = scores.topk(top_k + 1, dim=-1).values
+    return best[:, -1] == best[:, -2]
 
 
-def _apply_linear(router: Any, hidden: "torch.Tensor") -> "torch.Tensor":
-    """Top K of a linear router without bias."""
-    import torch
-
-    return torch.topk(torch.nn.functional.linear(hidden, router.weight).float(), router.top_k, dim=-1).indices
+def parts(model: Any) -> tuple[str, ...]:
+    """``encoder`` and ``decoder`` of a model that has both, else one part without a name."""
+    return PARTS if getattr(model.config, "is_encoder_decoder", False) else ("",)
 
 
-FAMILIES: dict[str, Family] = {
-    "MixtralTopKRouter": Family(read=_read_softmax_of_all, apply=_apply_linear),
-}
+def routed_layers(
+    model: "nn.Module", part: str = "", families: Mapping[str, Family] | None = None
+) -> list[RoutedLayer]:
+    """The routed layers of ``model``, or of its encoder or decoder, in layer order.
 
-
-def routed_layers(model: "nn.Module") -> list[RoutedLayer]:
-    """The routed layers of ``model`` in layer order.
-
-    Raises InputError if there is none (a dense model, or a family that FAMILIES does not know) or if a router has no
-    experts module beside it.
+    Raises InputError if there is none (a dense model), if a router is of a family that ``families`` (default: FAMILIES)
+    does not know, if it has no experts module beside it, or if its weights are quantised.
     """
-    modules = dict(model.named_modules())
-    found = []
+    from traces.families import FAMILIES  # its entries are made of what this module defines
+
+    known = FAMILIES if families is None else families
+    modules = {name: module for name, module in model.named_modules() if not part or name.startswith(f"{part}.")}
+    found = {}
     for name, module in modules.items():
-        family = FAMILIES.get(type(module).__name__)
+        family = known.get(type(module).__name__)
         if family is None:
             continue
         block = name.rpartition(".")[0]
-        experts = modules.get(f"{block}.{family.experts}")
+        experts = modules.get(f"{block}.{family.experts}") if family.experts else None
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
-        if experts is None or not numbers:
+        if (experts is None and family.experts) or not numbers:
             raise InputError(f"{type(model).__name__}: router {name} has no module {family.experts!r} beside it")
-        found.append(RoutedLayer(int(numbers[0]), name, module, experts, family))
-    if not found:
-        raise InputError(f"{type(model).__name__}: no MoE layer with a known router ({', '.join(FAMILIES)})")
-    return sorted(found, key=lambda routed: routed.layer)
+        _refuse_quantised(int(numbers[0]), name, module)
+        found[block] = RoutedLayer(int(numbers[0]), name, module, experts, family)
+    _refuse_unknown(model, modules, set(found))
+    if not found and not part:
+        raise InputError(f"{type(model).__name__}: no MoE layer with a known router; known are {', '.join(known)}")
+    return sorted(found.values(), key=lambda routed: routed.layer)
+
+
+def _refuse_quantised(layer: int, name: str, router: "nn.Module") -> None:
+    """A packed router no longer holds the weights that look-ahead applies, and seldom routes as the model did."""
+    for field, weight in router.named_parameters():
+        if not weight.is_floating_point() or weight.element_size() < 2:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise InputError(
+                f"layer {layer}: router {name} is quantised ({field} is {kind}); load it with the router left out of "
+                f"quantisation"
+            )
+
+
+def _refuse_unknown(model: "nn.Module", modules: Mapping[str, "nn.Module"], found: set[str]) -> None:
+    """Experts beside a router of no known family would be missing from the trace."""
+    for name in modules:
+        block, _, last = name.rpartition(".")
+        if last != "experts" or block in found:
+            continue
+        routers = [f"{block}.{beside}" for beside in _ROUTER_NAMES if f"{block}.{beside}" in modules]
+        if routers:
+            kind = type(modules[routers[0]]).__name__
+            raise InputError(
+                f"{type(model).__name__}: router {routers[0]} is a {kind}, of no known family (or replaced when the "
+                f"model was quantised); docs/capture.md shows how to describe a family"
+            )
