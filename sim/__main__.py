@@ -94,6 +94,7 @@ def replay_command(
         trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
         learns=policy_class(policy).learns,
     )  # fmt: skip
+    _announce(here, "simpy" if timeline else engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with _written(json, trace) as write, watch as observer, _progress(here, [policy]) as advance:
         result = replay(
@@ -223,10 +224,11 @@ def hardware(
 @app.command
 def bench(
     *,
-    tokens: Annotated[int, Parameter(help="decode tokens of the synthetic trace")] = 2000,
+    tokens: Annotated[int, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
+    long: Annotated[int, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
     json: _Json = None,
 ) -> None:
-    """Measure the engine against a bare SimPy loop with the same transfers, and print ratios.
+    """Measure the engines against each other, a bare SimPy loop and other caches, and print ratios.
 
     For example:
 
@@ -234,10 +236,18 @@ def bench(
     python -m sim bench
     ```
     """
-    from sim.bench import bench_json, bench_table, run_bench
+    from sim.bench import bench_json, bench_view, run_bench
 
-    rows = run_bench(tokens)
-    _show(bench_table(rows), bench_json(rows), json)
+    rows, caches = run_bench(tokens, long)
+    _show(bench_view(rows, caches), bench_json(rows, caches), json)
+
+
+def _announce(here: Scene, engine: Engine) -> None:
+    """Say why the first run takes longer."""
+    from sim.compiled import SHORT, compiles_first
+
+    if (engine == "compiled" or (engine == "auto" and len(here.work.expert) >= SHORT)) and compiles_first():
+        print("compiling the engine, once for this version: about ten seconds", file=sys.stderr)
 
 
 def _values(settings: Sequence[str] | None) -> dict[str, object]:

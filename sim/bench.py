@@ -1,39 +1,110 @@
-"""How fast the engine is, as ratios in one run: against a bare SimPy loop with the same transfers, and over sizes.
+"""How fast the engines are, as ratios in one run: SimPy beside a bare loop, compiled beside SimPy, the cache alone.
 
-The bare loop is what one would write first: an attention time-out, one transfer process a miss on a shared link, all of
-them awaited, one compute time-out. It is told which look-ups miss, so it decides nothing; the distance to it is what
-the cache, the policy and the record of a run cost.
+The bare loop is what one would write first in SimPy: an attention time-out, one transfer process a miss on a shared
+link, all of them awaited, one compute time-out. It is told which look-ups miss, so it decides nothing; the distance to
+it is what the cache, the policy and the record of a run cost. The compiled engine runs longer traces of the same kind.
+Routes, costs and plans are made beforehand and code is compiled beforehand; a run is all that is measured.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
+from rich.console import Group
 from rich.table import Table
 from simpy import Environment, Event, Resource
 
+from sim.compiled import available, run_compiled
 from sim.engine import Run
 from sim.hardware import Hardware
 from sim.log import MISS
 from sim.model import load_model
+from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.view import View
 from sim.workload import Workload, batched, workload
 from traces.trace import DECODE, Trace
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run: a policy with room for a share of all experts of a model."""
+
+    policy: str
+    share: float
+    model: str = "mixtral-8x7b"
+
+
+CASES = (
+    *(Case("lru", share) for share in (0.1, 0.25, 0.5, 0.75, 1.0)),
+    Case("previous-token", 0.2),
+    Case("clairvoyant", 0.25),
+    *(Case("lru", share, "qwen3-30b-a3b") for share in (0.02, 0.9)),
+)
+
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: decode tokens a second of the engine and, where it was run, of the bare loop."""
+    """One measurement: decode tokens a second of an engine, and of what it is compared with where that was run."""
 
-    what: str
+    engine: str
+    policy: str
+    model: str
     tokens: int
     slots: int
     miss_ratio: float
     tokens_per_s: float
-    bare_tokens_per_s: float | None
-    ratio: float | None
+    beside: str = ""
+    beside_tokens_per_s: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class CacheRow:
+    """Accesses a second of one cache and the share that missed; None where it is not installed."""
+
+    what: str
+    accesses: int
+    slots: int
+    miss_ratio: float | None = None
+    accesses_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A case with everything made that comes before a run."""
+
+    case: Case
+    tokens: int
+    work: Workload
+    plan: Plan
+    budget: int
+
+    @property
+    def slots(self) -> int:
+        """How many experts fit."""
+        return self.budget // max(self.work.expert_bytes)
+
+    def row(self, engine: str, seconds: float, missed: np.ndarray, beside: str = "", other: float | None = None) -> Row:
+        """A measurement here; ``other`` is tokens a second of ``beside``."""
+        speed = self.tokens / seconds
+        return Row(
+            engine,
+            self.case.policy,
+            self.case.model,
+            self.tokens,
+            self.slots,
+            float(missed.mean()),
+            speed,
+            beside,
+            other,
+            speed / other if other else None,
+        )
 
 
 def synthetic_trace(tokens: int, model: str = "mixtral-8x7b", seed: int = 0) -> Trace:
@@ -96,76 +167,100 @@ def bare_loop(work: Workload, missed: np.ndarray) -> int:
     return int(env.now)
 
 
-def run_bench(tokens: int) -> list[Row]:
-    """Measure; each figure is the best of three runs, whose set-up (routes, costs, plan) is not counted."""
-    machine = Hardware.load("l40")
+def run_bench(tokens: int, long: int) -> tuple[list[Row], list[CacheRow]]:
+    """Measure, the best of three runs each: SimPy on traces of ``tokens`` decode tokens, compiled on ``long``.
+
+    Models with more experts get a quarter of the tokens. Without numba the compiled engine and the caches are left out.
+    """
     rows = []
-    for share in (0.1, 0.25, 0.5, 0.75, 1.0):
-        rows.append(_measure("lru, beside the bare loop", tokens, share, "lru", machine, bare=True))
-    rows.append(_measure("previous-token", tokens, 0.2, "previous-token", machine))
-    rows.append(_measure("clairvoyant", tokens, 0.25, "clairvoyant", machine))
-    rows.append(_measure("lru, 4 x the tokens", 4 * tokens, 0.25, "lru", machine))
-    for share in (0.02, 0.9):
-        rows.append(_measure("lru, 128 experts a layer", tokens // 4, share, "lru", machine, model="qwen3-30b-a3b"))
-    return rows
+    simpy: dict[Case, float] = {}
+    for case in CASES:
+        stage = prepare(case, tokens)
+        rows.append(_measure_simpy(stage, bare=case.policy == "lru" and case.model == "mixtral-8x7b"))
+        simpy[case] = rows[-1].tokens_per_s
+    rows.append(_measure_simpy(prepare(Case("lru", 0.25), 4 * tokens), bare=False))
+    if not available():
+        return rows, []
+    from sim.bench_cache import measure_caches
+
+    caches: list[CacheRow] = []
+    for case in CASES:
+        stage = prepare(case, long)
+        run_compiled(stage.work, stage.plan, stage.budget)
+        seconds, log = _best(partial(run_compiled, stage.work, stage.plan, stage.budget))
+        rows.append(stage.row("compiled", seconds, log.found == MISS, "simpy", simpy[case]))
+        if case in (Case("lru", 0.25), Case("lru", 0.5)):
+            caches += measure_caches(stage.work, stage.budget)
+    return rows, caches
 
 
-def _measure(
-    what: str,
-    tokens: int,
-    share: float,
-    policy: str,
-    machine: Hardware,
-    bare: bool = False,
-    model: str = "mixtral-8x7b",
-) -> Row:
-    spec = load_model(model)
-    trace = synthetic_trace(tokens, model)
-    work = workload(trace, spec, machine, batched(trace, 1))
-    budget = int(spec.all_expert_bytes * share)
-    made = make_policy(policy, Setting(spec, budget, ()))
-    plan = made.plan(View(trace, work, made.clairvoyant))
-    best = beside = float("inf")
-    missed = np.zeros(len(work.expert), bool)
+def prepare(case: Case, tokens: int) -> Stage:
+    """Set the stage for a synthetic trace of ``tokens`` decode tokens."""
+    spec = load_model(case.model)
+    tokens = tokens if spec.experts <= 8 else tokens // 4
+    trace = synthetic_trace(tokens, case.model)
+    work = workload(trace, spec, Hardware.load("l40"), batched(trace, 1))
+    budget = int(spec.all_expert_bytes * case.share)
+    made = make_policy(case.policy, Setting(spec, budget, ()))
+    return Stage(case, tokens, work, made.plan(View(trace, work, made.clairvoyant)), budget)
+
+
+def _best(run: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of the fastest of three runs, and what the last returned."""
+    best = float("inf")
     for _ in range(3):
-        run = Run(work, plan, budget)
         begin = time.perf_counter()
-        log = run.log()
+        result = run()
         best = min(best, time.perf_counter() - begin)
-        missed = log.found == MISS
-        if bare:
-            begin = time.perf_counter()
-            bare_loop(work, missed)
-            beside = min(beside, time.perf_counter() - begin)
-    return Row(
-        what=what,
-        tokens=tokens,
-        slots=budget // max(spec.expert_bytes),
-        miss_ratio=float(missed.mean()),
-        tokens_per_s=tokens / best,
-        bare_tokens_per_s=tokens / beside if bare else None,
-        ratio=beside / best if bare else None,
-    )
+    return best, result
 
 
-def bench_table(rows: list[Row]) -> Table:
-    """The measurements as a table."""
-    table = Table(title="engine speed (decode tokens simulated a second)", title_justify="left")
-    for name in ("what", "tokens", "slots", "misses", "tokens/s", "bare loop", "ratio"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+def _measure_simpy(stage: Stage, bare: bool) -> Row:
+    seconds, log = _best(lambda: Run(stage.work, stage.plan, stage.budget).log())
+    missed = log.found == MISS
+    if not bare:
+        return stage.row("simpy", seconds, missed)
+    beside, _ = _best(lambda: bare_loop(stage.work, missed))
+    return stage.row("simpy", seconds, missed, "bare loop", stage.tokens / beside)
+
+
+def bench_view(rows: list[Row], caches: list[CacheRow]) -> Group:
+    """The measurements as tables."""
+    speeds = _table("engine speed (decode tokens simulated a second)", "engine", "policy", "model", "tokens", "slots",
+                    "misses", "tokens/s", "beside", "its tokens/s", "ratio")  # fmt: skip
     for row in rows:
-        table.add_row(
-            row.what,
+        speeds.add_row(
+            row.engine,
+            row.policy,
+            row.model,
             f"{row.tokens:,}",
             f"{row.slots:,}",
             f"{100 * row.miss_ratio:.1f}%",
             f"{row.tokens_per_s:,.0f}",
-            f"{row.bare_tokens_per_s:,.0f}" if row.bare_tokens_per_s else "",
-            f"{row.ratio:.2f}" if row.ratio else "",
+            row.beside,
+            f"{row.beside_tokens_per_s:,.0f}" if row.beside_tokens_per_s else "",
+            f"{row.ratio:,.2f}" if row.ratio else "",
         )
+    alone = _table("the cache alone under LRU", "cache", "accesses", "slots", "misses", "accesses/s")
+    for cache in caches:
+        alone.add_row(
+            cache.what,
+            f"{cache.accesses:,}",
+            f"{cache.slots:,}",
+            "" if cache.miss_ratio is None else f"{100 * cache.miss_ratio:.1f}%",
+            "" if cache.accesses_per_s is None else f"{cache.accesses_per_s:,.0f}",
+        )
+    return Group(speeds, alone if caches else "the compiled engine and the caches need numba: left out")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    words = ("engine", "policy", "model", "beside", "cache")
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right")
     return table
 
 
-def bench_json(rows: list[Row]) -> list[dict[str, object]]:
+def bench_json(rows: list[Row], caches: list[CacheRow]) -> dict[str, list[dict[str, object]]]:
     """The measurements as data."""
-    return [asdict(row) for row in rows]
+    return {"engines": [asdict(row) for row in rows], "caches": [asdict(row) for row in caches]}

@@ -47,7 +47,7 @@ def available() -> bool:
 def compiles_first() -> bool:
     """Whether the first run in this place will take seconds to compile."""
     folder = compiler_cache()
-    return available() and not any(folder.rglob("gpu.run*.nbc")) if folder else False
+    return available() and folder is not None and not any(folder.rglob("gpu.run*.nbc"))
 
 
 def run_compiled(

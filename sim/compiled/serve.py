@@ -1,0 +1,33 @@
+"""A cache driven access by access, on demand alone and without time: ``sim.cache.serve``, compiled."""
+
+from typing import Any
+
+import numpy as np
+
+from sim.cache import RESIDENT
+from sim.compiled.jit import entry
+from sim.compiled.machine import NEXT_USE, byte_at, number_at, slot_at
+from sim.compiled.order import needed
+from sim.compiled.slots import allot, landed
+from sim.log import MISS
+
+
+@entry
+def _serve(m: Any, accesses: int) -> None:
+    for i in range(accesses):
+        expert = number_at(m.expert, i).n
+        needed(m, expert, number_at(m.next_call, i).n if m.rule == NEXT_USE else 0)
+        if slot_at(m.slots, expert).state != RESIDENT:
+            byte_at(m.found, i).n = MISS
+            allot(m, expert)
+            landed(m, expert)
+
+
+def serve(machine: Any) -> np.ndarray:
+    """Access the experts of the machine's calls one after another; returns hits (N,) bool.
+
+    ``machine`` is a fresh ``sim.compiled.machine.Machine``.
+    """
+    _serve(machine.record, len(machine.arrays["expert"]))
+    hits: np.ndarray = machine.arrays["found"] != MISS
+    return hits
