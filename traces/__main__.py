@@ -61,18 +61,32 @@ def train(
 
 @app.command
 def capture(
-    model_dir: Annotated[Path, Parameter(help="a Hugging Face checkpoint of a Mixture-of-Experts model")],
+    model: Annotated[
+        str, Parameter(help="a Hugging Face checkpoint of a Mixture-of-Experts model: a folder, or its name on the hub")
+    ],
     /,
     *,
-    corpora: Annotated[Path, Parameter(help="folder of <domain>.jsonl.xz files")],
-    domain: Annotated[list[str], Parameter(help="one or more domains", consume_multiple=True)],
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace; a folder for several domains")],
-    profile_tokens: Annotated[int, Parameter(help="decode tokens wanted for the profile split")] = 1400,
-    eval_tokens: Annotated[int, Parameter(help="decode tokens wanted for the evaluation split")] = 600,
+    prompts: Annotated[
+        Path | None,
+        Parameter(help="your own text: one prompt a line, or .jsonl rows {prompt | messages, response, domain}"),
+    ] = None,
+    corpora: Annotated[Path | None, Parameter(help="instead: a folder of <domain>.jsonl.xz files")] = None,
+    domain: Annotated[list[str] | None, Parameter(help="domains of --corpora", consume_multiple=True)] = None,
+    licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
+    profile_tokens: Annotated[
+        int | None, Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
+    ] = None,
+    eval_tokens: Annotated[int | None, Parameter(help="the same for the evaluation split; 600, else all")] = None,
     eval_sequences: Annotated[int, Parameter(help="evaluation sequences wanted at least")] = 40,
-    prompt_tokens: Annotated[int, Parameter(help="longer prompts are left out")] = 64,
+    prompt_tokens: Annotated[
+        int | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
+    ] = None,
     new_tokens: Annotated[int, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
-    batch: Annotated[int, Parameter(help="sequences run together, left-padded")] = 32,
+    batch: Annotated[int, Parameter(help="sequences run together, padded")] = 32,
+    chunk: Annotated[
+        int, Parameter(help="most rows run together, which bounds memory; longer prompts go in pieces")
+    ] = (4096),
     decoding: Annotated[
         str, Parameter(help="sampled, greedy or teacher-forced (on the text's own response)")
     ] = "sampled",
@@ -83,29 +97,45 @@ def capture(
     basis: Annotated[Path | None, Parameter(help="embedding basis; default: beside the checkpoint")] = None,
     statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
-    device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
+    adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
+    device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
     seed: int = 0,
 ) -> None:
-    """Record which experts a real model takes: prefill and decoding of domain text, one trace a domain.
+    """Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
+
+    Of an encoder-decoder model the decoder's trace is `-o`, the encoder's lies beside it as `.encoder.npz`.
 
     For example:
 
     ```
-    python -m traces capture minimoe --corpora corpora --domain law -o law.npz
+    python -m traces capture Qwen/Qwen1.5-MoE-A2.7B --prompts prompts.txt -o mine.npz
+    python -m traces capture minimoe --prompts chats.jsonl --new-tokens 128 --device cuda -o chats.npz
     python -m traces capture minimoe --corpora corpora --domain law code math -o traces --statistics routing.json
     ```
     """
-    from traces.capture import Amount
+    from dataclasses import replace
+
+    from traces.capture import Amount, capture_prompts
     from traces.capture import capture as capture_domains
     from traces.decoding import Decoding
 
-    paths = capture_domains(
-        model_dir, corpora, domain, output,
-        amount=Amount(profile_tokens, eval_tokens, eval_sequences, prompt_tokens, new_tokens, batch),
-        decoding=Decoding(decoding, temperature, top_p, seed), template=template, embedding=embedding,
-        basis_path=basis, statistics_path=statistics, experts_implementation=experts_implementation, device=device,
-        seed=seed,
-    )  # fmt: skip
+    if (prompts is None) == (corpora is None) or (corpora is not None) != bool(domain):
+        raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
+    standard = Amount() if corpora else Amount(profile_tokens=None, eval_tokens=None, prompt_tokens=4096)
+    wanted = {
+        "profile_tokens": profile_tokens, "eval_tokens": eval_tokens, "eval_sequences": eval_sequences,
+        "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, "chunk": chunk,
+    }  # fmt: skip
+    settings = {
+        "amount": replace(standard, **{name: value for name, value in wanted.items() if value is not None}),
+        "decoding": Decoding(decoding, temperature, top_p, seed), "template": template, "embedding": embedding,
+        "basis_path": basis, "statistics_path": statistics, "experts_implementation": experts_implementation,
+        "adapter": adapter, "device": device, "seed": seed,
+    }  # fmt: skip
+    if corpora:
+        paths = capture_domains(model, corpora, domain or [], output, **settings)
+    else:
+        paths = capture_prompts(model, prompts or "", output, licence=licence, **settings)
     for path in paths:
         print(path)
 

@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from traces import routing
 from traces.checkpoint import basis_place, load, located, model_name, provenance
-from traces.corpora import DOMAINS, DomainText, read_domain
+from traces.corpora import DomainText, read_domain
 from traces.decoding import Decoding
 from traces.embeddings import Basis
 from traces.errors import InputError
@@ -88,7 +88,20 @@ def capture_prompts(
     if target.is_dir() or not target.parent.is_dir():
         raise InputError(f"{target}: expected the name of a file in a folder that exists")
     traces = _record(model_dir, texts, target.parent, chosen)
-    return _save({part: Trace.concat([found[part] for found in traces]) for part in traces[0]}, target)
+    return _save({part: _joined([found[part] for found in traces]) for part in traces[0]}, target)
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    """One trace of the domains of one text."""
+    texts = [trace.meta["text"] for trace in traces]
+    whole = Trace.concat(traces)
+    text = {
+        "source": "; ".join(one["source"] for one in texts),
+        "sources": {source: licence for one in texts for source, licence in one["sources"].items()},
+        "licence": "; ".join(sorted({one["licence"] for one in texts})),
+    }
+    meta = {key: value for key, value in whole.meta.items() if key != "joined"} | {"text": text}
+    return replace(whole, meta=meta)
 
 
 def _save(traces: Mapping[str, Trace], target: Path) -> list[Path]:
@@ -147,7 +160,7 @@ def assemble(one: Captured, common: Mapping[str, Any], basis: Basis | None, abou
     meta = {
         **common,
         "text": {
-            "source": f"{one.domain}: {DOMAINS.get(one.domain, one.domain)}",
+            "source": f"{one.domain}: {one.about}",
             "sources": one.sources,
             "licence": "; ".join(sorted(set(one.sources.values()))),
         },

@@ -101,12 +101,16 @@ class Row:
 
 @dataclass(frozen=True)
 class DomainText:
-    """The rows of one domain: ``train`` for training, ``profile`` and ``eval`` for capture; no prompt is in two."""
+    """The rows of one domain: ``train`` for training, ``profile`` and ``eval`` for capture; no prompt is in two.
+
+    ``about`` says in words what text it is.
+    """
 
     domain: str
     train: list[Row]
     profile: list[Row]
     eval: list[Row]
+    about: str = ""
 
 
 def read_domain(folder: str | Path, domain: str, seed: int = 0) -> DomainText:
@@ -137,6 +141,7 @@ def read_domain(folder: str | Path, domain: str, seed: int = 0) -> DomainText:
         train=[row for prompt in ordered[captured:] for row in groups[prompt]],
         profile=[groups[prompt][0] for prompt in ordered[:profile]],
         eval=[groups[prompt][0] for prompt in ordered[profile:captured]],
+        about=DOMAINS[domain],
     )
 
 

@@ -42,7 +42,7 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
         raise InputError(f"{name}: not UTF-8 ({error})") from None
     if not domains:
         raise InputError(f"{name}: no prompt in it; expected one a line")
-    return [_split(domain, rows) for domain, rows in domains.items()]
+    return [_split(domain, rows, f"prompts of {Path(path).name}") for domain, rows in domains.items()]
 
 
 def _text_row(where: str, line: str, domain: str, licence: str) -> Row:
@@ -87,7 +87,7 @@ def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...
     return tuple(turns[: last + 1]), turns[last + 1][1] if len(turns) > last + 1 else ""
 
 
-def _split(domain: str, rows: list[Row]) -> DomainText:
+def _split(domain: str, rows: list[Row], about: str) -> DomainText:
     """Rows of one domain on the two sides, in order."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -96,7 +96,7 @@ def _split(domain: str, rows: list[Row]) -> DomainText:
     both: dict[str, list[Row]] = {"profile": [], "eval": []}
     for side, group in zip(sides.tolist(), groups.values(), strict=True):
         both[side] += group
-    return DomainText(domain, train=[], profile=both["profile"], eval=both["eval"])
+    return DomainText(domain, train=[], profile=both["profile"], eval=both["eval"], about=about)
 
 
 @dataclass

@@ -62,6 +62,7 @@ class Captured:
     """
 
     domain: str
+    about: str
     layers: list[int]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     sequence_id: list[str] = field(default_factory=list)
@@ -146,7 +147,7 @@ class Recording:
         parts = {}
         for part, recorder in self.recorders.items():
             names = [self.spool / f"{text.domain.encode().hex()}.{part}.{phase}" for phase in ("decode", "prefill")]
-            result = Captured(text.domain, [routed.layer for routed in recorder.layers])
+            result = Captured(text.domain, text.about, [routed.layer for routed in recorder.layers])
             parts[part] = _Part(result, Spool(names[0]), Spool(names[1]))
         with Watch(f"capture {text.domain}") as watch:
             for split in ("profile", "eval"):
