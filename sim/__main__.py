@@ -159,6 +159,7 @@ def compare(
             if not fits:
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
+    _announce(here, engine)
     results = []
     with _written(json, trace) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for name, *settings in wanted:

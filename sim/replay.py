@@ -20,6 +20,7 @@ from sim.link import Observer
 from sim.metrics import Report, report
 from sim.model import ModelSpec, resolve_model
 from sim.plan import Discipline, Plan
+from sim.plans import declared, plan_of
 from sim.policies import Setting, make_policy, policy_class
 from sim.view import View
 from sim.workload import Workload, batched, workload
@@ -152,8 +153,10 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
             f"policy {kind.name}: it learns from a profile split and {scene.trace.source} has none; "
             f"name traces with --profile"
         )
-    made = make_policy(policy, Setting(scene.model, scene.budget, scene.profile, scene.seed), values)
-    plan = made.plan(View(scene.trace, scene.work, kind.clairvoyant))
+    setting = Setting(scene.model, scene.budget, scene.profile, scene.seed)
+    made = make_policy(policy, declared(kind, setting), values)
+    run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
+    plan = plan_of(made, setting, View(scene.trace, scene.work, kind.clairvoyant), run)
     if foresees(plan.eviction) and not kind.clairvoyant:
         raise InputError(
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "

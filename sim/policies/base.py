@@ -45,7 +45,9 @@ class Policy(ABC):
 
     Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
     (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
-    future, and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it).
+    future, and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it),
+    ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of its setting that its
+    plans do not depend on; they are hidden from it).
     """
 
     name: ClassVar[str]
@@ -55,6 +57,8 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
     clairvoyant: ClassVar[bool] = False
     rank_aware: ClassVar[bool] = False
+    dear: ClassVar[bool] = False
+    ignores: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, setting: Setting, parameters: Parameters) -> None:
         self.setting = setting
