@@ -150,7 +150,8 @@ def test_look_ahead_is_what_the_next_router_itself_says_of_these_states(family):
     ahead = rows.arrays["lookahead"][rows.arrays["phase"] == 1]
     layers = routed_layers(model)
     for index, following in enumerate(layers[1:]):
-        _, _, ids = following.router(torch.tensor(rows.states[:, 1 + index]))
+        output = following.router(torch.tensor(rows.states[:, 1 + index]))
+        (ids,) = [one for one in output if not one.is_floating_point()]  # the order differs between versions
         assert (np.sort(ahead[:, index], axis=1) == ids.sort(dim=1).values.numpy()).all()
     assert (ahead[:, -1] == -1).all()
 

@@ -230,18 +230,40 @@ def info(
 
 
 @app.command
-def verify(trace: Annotated[Path, Parameter(help="trace file")], /) -> None:
-    """Check a trace's every array and print its sha256 and ok.
+def verify(
+    trace: Annotated[Path, Parameter(help="trace file")],
+    /,
+    *,
+    model: Annotated[
+        str | None, Parameter(help="the checkpoint it was captured from: run some sequences again")
+    ] = None,
+    sha256: Annotated[str | None, Parameter(help="the hash that the file must have")] = None,
+    sequences: Annotated[int, Parameter(help="how many to run again")] = 4,
+    experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
+    adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
+    device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
+) -> None:
+    """Check a trace's every array, its hash, and its routes against the model they came from.
+
+    Sequences are run again one by one on the recorded tokens. A few routes may differ, because a batch of one adds in
+    another order than the batch that was captured; what differs is counted and explained.
 
     For example:
 
     ```
     python -m traces verify chat.npz
+    python -m traces verify chat.npz --model minimoe --sequences 8
     ```
     """
-    from traces.trace import Trace
+    from traces.verify import show
+    from traces.verify import verify as verify_trace
 
-    print(f"{Trace.load(trace).sha256}  ok")
+    show(
+        verify_trace(
+            trace, model, sha256=sha256, sequences=sequences, device=device, adapter=adapter,
+            experts_implementation=experts_implementation,
+        )
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

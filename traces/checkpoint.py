@@ -76,7 +76,7 @@ def load(folder: Path, experts_implementation: str | None = None, device: str = 
         kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         model: Any = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, ImportError, KeyError) as error:
+    except (ValueError, OSError, ImportError, KeyError, RuntimeError) as error:
         raise InputError(f"{folder}: not a model that can be captured ({' '.join(str(error).split())[:200]})") from None
     if device != "spread":
         if device == "auto":
@@ -120,7 +120,8 @@ def provenance(
         captured["trained"] = trained["training"]
         model_meta = {"name": trained["topology"]["name"], **shape}
     else:
-        model_meta = {"name": _own_name(name, model, shape, len(recorder.layers)), **shape, "config": _config(model)}
+        own = _own_name(name, model, shape, len(recorder.layers))
+        model_meta = {"name": own, **shape, "config": _config(model, folder)}
     if recorder.part:
         model_meta["part"] = recorder.part
     hardware = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
@@ -144,9 +145,15 @@ def _own_name(name: str, model: Any, shape: Mapping[str, int], layers: int) -> s
     return f"{name} ({model.config.model_type} of another size)"
 
 
-def _config(model: Any) -> dict[str, Any]:
-    """The configuration with its class's defaults filled in, as strict JSON, types of numbers by their plain names."""
+def _config(model: Any, folder: Path) -> dict[str, Any]:
+    """The configuration with its class's defaults filled in, as strict JSON, types of numbers by their plain names.
+
+    What it says of quantisation is that of the file, whose bytes an expert costs, even if experts ran unpacked.
+    """
     plain = json.loads(json.dumps(model.config.to_dict(), default=str))
+    stored = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config")
+    if stored:
+        plain["quantization_config"] = stored
     for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
         for key in ("dtype", "torch_dtype"):
             if isinstance(part.get(key), str):

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from traces.files import atomic_path
+from traces.routing import show_statistics
+from traces.separation import separation
 from traces.trace import DECODE, PREFILL, Trace
 
 _OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
@@ -107,11 +109,15 @@ def _number(values: np.ndarray, reduce: Any) -> float | None:
 
 
 def show(paths: Sequence[str | Path], *, json_to: str | None = None) -> None:
-    """Print a table of each trace; with ``json_to`` also write a JSON list of :func:`describe` (``-``: print only it).
+    """Print a table of each trace, and how well the domains of all of them tell a token's experts.
 
-    Raises InputError for the first trace that is not valid, before anything is printed or written.
+    With ``json_to`` also write a JSON list of :func:`describe` with ``routing``, :func:`separation.separation` of all
+    traces together (``-``: print only it). Raises InputError for the first trace that is not valid, before anything is
+    printed or written.
     """
-    facts = [describe(Trace.load(path)) for path in paths]
+    traces = [Trace.load(path) for path in paths]
+    together = separation(traces)
+    facts = [describe(trace) | {"routing": together} for trace in traces]
     text = json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     if json_to == "-":
         sys.stdout.write(text)
@@ -125,6 +131,11 @@ def show(paths: Sequence[str | Path], *, json_to: str | None = None) -> None:
         console.print(_table(fact))
         if len(fact["domains"]) > 1:
             console.print(_domain_table(fact["domains"]))
+    if isinstance(together, str):
+        console.print(f"recall and similarity: {together}")
+    else:
+        console.print("from the embeddings as stored:")
+        show_statistics(together, console)
 
 
 def _table(fact: dict[str, Any]) -> Table:

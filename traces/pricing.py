@@ -92,6 +92,8 @@ def choose_basis(
         raise InputError(f"the basis is for {basis.vectors.shape[0]} hidden units and {len(basis.scale)} levels")
     full = mean_recall(keyed, experts)
     learned = [one.states[~one.is_eval] for one in keyed]
+    if not any(len(states) for states in learned):  # a text of one prompt has no profile split
+        learned = [one.states for one in keyed]
     if basis:
         prices = [price(keyed, basis, experts, full)]
     elif wanted is None:

@@ -1,6 +1,6 @@
 """How a model's routing behaves: what predicts its experts, and whether domains differ enough to tell apart."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,18 +30,25 @@ class Check:
         return self.found >= self.needed
 
 
-def statistics(domains: Mapping[str, Keyed], previous: Mapping[str, np.ndarray], experts: int) -> dict[str, Any]:
+def statistics(
+    domains: Mapping[str, Keyed],
+    previous: Mapping[str, np.ndarray],
+    experts: int,
+    at: Callable[[float], None] = lambda done: None,
+) -> dict[str, Any]:
     """Routing statistics as JSON; recalls are of the evaluation rows' experts, means over layers.
 
     ``previous[domain]`` (n, L, K) holds the routes of the row before each decode row in its sequence (-1: none).
     ``neighbour_recall[a][b]`` looks up rows of domain a among profile rows of domain b, the same number of keys for
-    every b; ``entropy_bits`` is that of each layer's share of activations a expert over all domains alike.
+    every b; ``entropy_bits`` is that of each layer's share of activations a expert over all domains alike. ``at`` is
+    told how much is done.
     """
     fewest = min(int((~domain.is_eval).sum()) for domain in domains.values())
-    matrix = {
-        one: {other: _cross_recall(domains[one], domains[other], fewest, experts) for other in domains}
-        for one in domains
-    }
+    matrix: dict[str, dict[str, float]] = {one: {} for one in domains}
+    for number, one in enumerate(domains):
+        for place, other in enumerate(domains):
+            matrix[one][other] = _cross_recall(domains[one], domains[other], fewest, experts)
+            at((number * len(domains) + place + 1) / len(domains) ** 2)
     shares = {name: _shares(domain.routes, experts) for name, domain in domains.items()}
     return {
         "neighbours": NEIGHBOURS,
@@ -78,12 +85,12 @@ def checks(result: Mapping[str, Any]) -> list[Check]:
     return found
 
 
-def show(result: Mapping[str, Any], console: Console) -> bool:
-    """Print the statistics and the checks for a person; whether all checks passed."""
+def show_statistics(result: Mapping[str, Any], console: Console) -> None:
+    """Print the statistics for a person."""
     domains = list(result["neighbour_recall"])
     table = Table(title="recall of experts: rows of a domain (down) among the profile rows of another (across)")
     for column in ("", *domains, "popularity", "previous token"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for one in domains:
         cells = [f"{result['neighbour_recall'][one][other]:.3f}" for other in domains]
         table.add_row(
@@ -95,6 +102,11 @@ def show(result: Mapping[str, Any], console: Console) -> bool:
         console.print(f"cosine of adjacent layers' router inputs: {min(cosine):.3f} to {max(cosine):.3f}")
     entropy = result["entropy_bits"]
     console.print(f"entropy of a layer's experts: {min(entropy):.2f} to {max(entropy):.2f} bits")
+
+
+def show(result: Mapping[str, Any], console: Console) -> bool:
+    """Print the statistics and the checks for a person; whether all checks passed."""
+    show_statistics(result, console)
     for check in checks(result):
         verdict = "pass" if check.passed else "FAIL"
         console.print(f"{verdict}: {check.what} {check.found:.3f}, needed {check.needed}")
