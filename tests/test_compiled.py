@@ -1,5 +1,6 @@
 """The compiled engine against the reference: every integer of every log, on anything at random."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sim.replay import replay, scene
 from sim.timeline import timeline
 from sim.workload import Workload
 from tests.strategies import make_trace
-from tests.worlds import MS, World, handmade, planned, toy_meta, worlds
+from tests.worlds import MS, World, arbitrary_plan, coarse, handmade, planned, toy_meta, worlds
 from traces.errors import InputError
 
 pytest.importorskip("numba", reason="the compiled engine needs numba")
@@ -47,6 +48,17 @@ def assert_same(reference: Log, compiled: Log) -> None:
 @given(planned())
 def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, Plan]) -> None:
     world, _, plan = given
+    arguments = world.work, plan, world.budget, world.discipline, world.chunks
+    assert_same(Run(*arguments).log(), run_compiled(*arguments))
+
+
+@settings(max_examples=1000)
+@given(worlds(), st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(0, 150))
+def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
+    # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
+    rng = np.random.default_rng(seed)
+    world = dataclasses.replace(world, work=coarse(world.work, rng), budget=slots * max(world.work.expert_bytes))
+    plan = dataclasses.replace(arbitrary_plan(rng, world, wanted), per_layer=False, gpu_bytes=0)
     arguments = world.work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
