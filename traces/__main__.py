@@ -266,6 +266,37 @@ def verify(
     )  # fmt: skip
 
 
+@app.command
+def compare_routing(
+    traces: Annotated[list[Path], Parameter(help="traces of the small model")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the statistics, JSON")],
+    beside: Annotated[
+        list[Path] | None,
+        Parameter(help="traces, or records that convert reads, of other models", consume_multiple=True),
+    ] = None,
+    records: Annotated[
+        list[Path] | None,
+        Parameter(help="routing records of training seeds (capture --statistics)", consume_multiple=True),
+    ] = None,
+    document: Annotated[Path | None, Parameter(help="a text whose marked tables are replaced")] = None,
+) -> None:
+    r"""Put the routing of a small trained model beside that of large published ones, and of its training seeds.
+
+    For example, with published records in the folder `routes`:
+
+    ```
+    python -m traces compare-routing traces/mixtral_*.npz --beside routes/*.npz \
+        --records traces/mixtral_routing.json traces/records/mixtral_seed1_routing.json \
+        -o traces/records/comparison.json --document docs/traces.md
+    ```
+    """
+    from traces.comparison import compare, tables
+
+    print(tables(compare(traces, beside or [], records or [], output, document)), end="")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit status.
 
