@@ -26,7 +26,7 @@ LRU, FIFO, LFU, PERFECT_LFU, SCORE, NEXT_USE = map(
     RULES.index, ("lru", "fifo", "lfu", "perfect-lfu", "score", "next-use")
 )
 DISCIPLINES: tuple[str, ...] = get_args(Discipline)
-IN_LINE, DEMAND_FIRST, PREEMPTIVE = map(DISCIPLINES.index, ("fifo", "demand-first", "preemptive"))
+IN_LINE, PREEMPTIVE = map(DISCIPLINES.index, ("fifo", "preemptive"))
 
 SLOT = np.dtype(
     [

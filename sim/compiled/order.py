@@ -129,7 +129,8 @@ def _rank(m: Any, expert: int) -> None:
         slot.rank, slot.tie = -slot.uses, expert
     else:
         m.tick += 1
-        slot.rank, slot.tie = _value(m, expert) if m.rule == SCORE else slot.uses, m.tick
+        slot.tie = m.tick
+        slot.rank = _value(m, expert) if m.rule == SCORE else slot.uses
     slot.ranked = 1
     _settle(m, expert)
 
