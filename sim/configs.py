@@ -192,17 +192,21 @@ def _deepseek(fields: Fields, attention: Callable[[Fields, int], Attention] = _l
     width = fields.integer("moe_intermediate_size")
     return spec | {
         "moe_layers": routed,
-        "experts": fields.integer("n_routed_experts", "num_local_experts"),
+        "experts": fields.integer("n_routed_experts", "num_local_experts", "num_experts"),
         "expert_ffn": width,
-        "shared_ffn": fields.integer("n_shared_experts", least=0, default=0) * width,
+        "shared_ffn": fields.integer("n_shared_experts", "num_shared_experts", least=0, default=0) * width,
         "dense_ffn": fields.integer("intermediate_size") if len(routed) < spec["layers"] else 0,
         "attention": attention(fields, spec["hidden"]),
     }
 
 
 def _deepseek_moe(fields: Fields) -> dict[str, Any]:
-    """The first DeepSeek-MoE: the same layers with ordinary attention."""
+    """DeepSeek's layers with ordinary attention: the first DeepSeek-MoE, GLM-4-MoE, dots.1, Solar, EXAONE-MoE."""
     return _deepseek(fields, _grouped)
+
+
+def _granite_shared(fields: Fields) -> dict[str, Any]:
+    return _mixtral(fields) | {"shared_ffn": fields.integer("shared_intermediate_size", least=0)}
 
 
 def _gpt_oss(fields: Fields) -> dict[str, Any]:
@@ -269,10 +273,17 @@ READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "mixtral": _mixtral,
     "phimoe": _mixtral,
     "olmoe": _mixtral,
+    "flex_olmo": _mixtral,
     "granitemoe": _mixtral,
+    "granitemoeshared": _granite_shared,
     "qwen2_moe": _qwen2,
     "qwen3_moe": _qwen,
     "deepseek": _deepseek_moe,
+    "glm4_moe": _deepseek_moe,
+    "dots1": _deepseek_moe,
+    "solar_open": _deepseek_moe,
+    "exaone_moe": _deepseek_moe,
+    "glm4_moe_lite": _deepseek,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,

@@ -16,13 +16,14 @@ L, E, D = 3, 8, 6
 
 
 def domain_trace(domain, seed=0, basis="b", experts=E, embeddings=True):
-    """Ten sequences of 2 prefill and 12 decode rows: a token's embedding says its experts, each domain in its own way."""
+    """Ten sequences of 2 prefill and 12 decode rows; embeddings tell the experts, each domain in its own way."""
     rng = np.random.default_rng([seed, sum(domain.encode())])
     kinds = rng.integers(0, 3, (10, 14))
     routes = rng.permutation(experts)[:6].reshape(3, 2)  # three kinds of token, two experts each
     centres = rng.normal(size=(3, L + 1, D)) * 40
+    model = {"name": "toy", "experts": experts, "top_k": 2}
     trace = assemble(
-        meta={"schema": 1, "model": {"name": "toy", "experts": experts, "top_k": 2}, "embedding": {"basis_sha256": basis}},
+        meta={"schema": 1, "model": model, "embedding": {"basis_sha256": basis}},
         layers=list(range(L)),
         experts=np.repeat(routes[kinds.ravel()][:, None], L, axis=1).astype(np.int16),
         lengths=np.full(10, 14),
@@ -129,7 +130,8 @@ def captured(tmp_path_factory):
         tokenizer().save_pretrained(folder / family)
         path = folder / f"{family}.npz"
         amount = Amount(None, None, prompt_tokens=99, new_tokens=6, batch=4)
-        made[family] = (folder / family, capture_prompts(folder / family, prompts, path, amount=amount, embedding="none"))
+        paths = capture_prompts(folder / family, prompts, path, amount=amount, embedding="none")
+        made[family] = (folder / family, paths)
     return made
 
 

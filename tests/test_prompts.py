@@ -15,7 +15,8 @@ from traces.errors import InputError
 from traces.prompts import Batches, read_prompts
 
 REPOSITORY = Path(__file__).parents[1]
-CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}a{% endif %}"
+CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+CHAT += "{% if add_generation_prompt %}a{% endif %}"
 
 
 def write(path, rows):
@@ -91,7 +92,7 @@ def test_a_batch_never_has_more_rows_than_its_chunk(tmp_path, chunk):
     rows = sorted(text.profile + text.eval, key=lambda row: lengths.index(len(row.prompt)))
     batches = Batches(rows, Letters(), "plain", "eval", longest=64, batch=4, chunk=chunk, new_tokens=6)
     seen = [[len(prompt.ids) for _, prompt in batch] for batch in batches]
-    assert sorted(sum(seen, [])) == sorted(lengths)[:-1] and batches.left_out == 1
+    assert sorted(length for batch in seen for length in batch) == sorted(lengths)[:-1] and batches.left_out == 1
     for batch in seen:
         assert len(batch) <= 4 and (len(batch) == 1 or max(6, *batch) * len(batch) <= chunk)
 
@@ -311,6 +312,7 @@ def test_the_readings_of_the_guide_run_as_they_stand(tmp_path):
     sys.path.insert(0, str(tmp_path))
     try:
         import mine
+
         from tests.tiny_moe import tokenizer
 
         torch = pytest.importorskip("torch")

@@ -36,7 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], list[int]]] = {
     ),
     "deepseek_v2": (
         "DeepseekV2",
-        _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0},
+        _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                     "routed_scaling_factor": 16.0},
         [1, 2],
     ),
     # DeepSeek-MoE-16B: greedy, unnormalised and unscaled; transformers has no class of its own for it.
@@ -61,6 +62,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], list[int]]] = {
     "granitemoe": ("GraniteMoe", {"intermediate_size": 16, "num_local_experts": 8}, [0, 1, 2]),
 }  # fmt: skip
 
+# Families whose routers have the code of one above; not all are in every version of transformers.
+_GLM = {
+    "intermediate_size": 48, "moe_intermediate_size": 16, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1,
+    "topk_group": 1, "head_dim": 8, "first_k_dense_replace": 1,
+}  # fmt: skip
+RELATED: dict[str, tuple[str, dict[str, Any], list[int]]] = {
+    "glm4_moe": ("Glm4Moe", _GLM, [1, 2]),
+    "dots1": ("Dots1", _GLM, [1, 2]),
+    "solar_open": ("SolarOpen", _GLM | {"first_k_dense_replace": 0}, [0, 1, 2]),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {key.replace("n_routed", "num").replace("n_shared", "num_shared"): value for key, value in _GLM.items()},
+        [1, 2],
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", _DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": 16}, [1, 2]),
+    "flex_olmo": ("FlexOlmo", {"intermediate_size": 16, "num_experts": 8}, [0, 1, 2]),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {"intermediate_size": 16, "num_local_experts": 8, "shared_intermediate_size": 16},
+        [0, 1, 2],
+    ),
+}  # fmt: skip
+
 
 def decoder(family: str, **more: Any) -> Any:
     """A random decoder-only model of ``family``, hidden size 32, float32, eval mode."""
@@ -68,7 +92,7 @@ def decoder(family: str, **more: Any) -> Any:
     import transformers
 
     torch.set_num_threads(1)  # a tiny model runs no faster on more, and much slower on a busy machine
-    kind, fields, _ = FAMILIES[family]
+    kind, fields, _ = (FAMILIES | RELATED)[family]
     config = getattr(transformers, f"{kind}Config")(**{**_COMMON, **fields, **more})
     torch.manual_seed(7)
     return randomised(getattr(transformers, f"{kind}ForCausalLM")(config))
