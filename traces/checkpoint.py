@@ -106,7 +106,7 @@ def provenance(
     trained = json.loads(record.read_text("utf-8")) if record.is_file() else {}
     first = recorder.layers[0]
     captured: dict[str, Any] = {
-        "what": trained.get("what") or f"{type(model).__name__} from {name}, as published",
+        "what": trained.get("what") or f"{type(model).__name__} from the checkpoint {name}",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "precision": str(model.dtype).removeprefix("torch."),
         "experts_implementation": getattr(model.config, "_experts_implementation", None),
