@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
+from traces.cli import run
 from traces.errors import InputError
 
 app = App(
@@ -298,20 +299,8 @@ def compare_routing(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's arguments) and return its exit status.
-
-    0 is success, 2 is wrong input: one line ``error: ...`` on standard error and no output file.
-    """
-    # Names of files and domains may hold any character, whatever the locale.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
-    try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except (InputError, OSError, CycloptsError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    return run(app, arguments)
 
 
 if __name__ == "__main__":

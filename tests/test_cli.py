@@ -1,0 +1,120 @@
+"""What surrounds every command: streams that break, signals, and errors as one line."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from traces.cli import run
+from traces.errors import InputError
+
+TRACE = "traces/mixtral_law.npz"
+REPOSITORY = Path(__file__).parents[1]
+TRACES = f"{sys.executable} -m traces"
+
+# A command that has begun an output when the signal arrives.
+WAITING = """
+import sys, time
+from pathlib import Path
+from cyclopts import App
+from traces.cli import run
+from traces.files import atomic_path
+app = App()
+@app.default
+def work(path: Path) -> None:
+    with atomic_path(path) as part:
+        part.write_text("half")
+        print("begun", flush=True)
+        time.sleep(60)
+sys.exit(run(app))
+"""
+
+
+def app_that(raises: BaseException) -> App:
+    app = App()
+
+    @app.default
+    def command() -> None:
+        raise raises
+
+    return app
+
+
+def shell(command: str) -> tuple[int, str]:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], cwd=REPOSITORY, text=True, timeout=60, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raises", "status", "line"),
+    [
+        (InputError("a\nb"), 2, "error: a b\n"),
+        (InputError("colour \x1b[31m and \ud800"), 2, "error: colour \\x1b[31m and \\ud800\n"),
+        (PermissionError(13, "Permission denied", "x.npz"), 2, "error: x.npz: Permission denied\n"),
+        (OSError("odd"), 2, "error: odd\n"),
+        (RecursionError("maximum depth"), 2, "error: the input is nested too deep\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),
+    ],
+)
+def test_what_ends_a_command_is_a_status_and_at_most_one_line(raises, status, line, capsys):
+    assert run(app_that(raises), []) == status
+    assert capsys.readouterr().err == line
+
+
+def test_failures_of_a_command_line_s_own_are_told_the_same_way(capsys):
+    assert run(app_that(LookupError("stuck")), [], failures=(LookupError,)) == 2
+    assert capsys.readouterr().err == "error: stuck\n"
+    with pytest.raises(LookupError):
+        run(app_that(LookupError("a mistake of ours")), [])
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("verify {trace} | true", 141, ""),
+        ("--help | true", 141, ""),
+        ("verify {trace} >&-", 2, "error: standard output is closed; open it, or send it to /dev/null\n"),
+        ("verify {trace} >/dev/full", 2, "error: cannot read or write: No space left on device\n"),
+        ("verify {trace} 2>&-", 0, ""),
+        ("verify nothing 2>&-", 2, ""),
+        ("verify nothing 2>/dev/full", 2, ""),
+        ("verify {trace} >&- 2>&-", 2, ""),
+    ],
+)
+def test_a_stream_that_cannot_be_written_is_told_by_the_status(command, status, said):
+    code, error = shell(f"{TRACES} {command.format(trace=TRACE)}")
+    assert code == status
+    assert error == said
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [(signal.SIGTERM, 143, "stopped\n"), (signal.SIGHUP, 129, "stopped\n"), (signal.SIGINT, 130, "interrupted\n")],
+)
+def test_a_signal_leaves_no_temporary_file(tmp_path, number, status, line):
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    running = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(target)], cwd=REPOSITORY, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    running.send_signal(number)
+    _, error = running.communicate(timeout=30)
+    assert (running.returncode, error) == (status, line)
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_text() == "old"
+
+
+def test_handlers_are_as_before_after_a_command():
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(app_that(InputError("x")), []) == 2
+    assert signal.getsignal(signal.SIGTERM) is before
