@@ -20,9 +20,10 @@ def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_se
             members = np.flatnonzero((trace.split == split) & (trace.domain == domain))
             held = np.cumsum(tokens[members])
             if len(members) < least or not len(held) or held[-1] < want:
+                has = held[-1] if len(held) else 0
                 raise InputError(
-                    f"{trace.source or 'trace'}: {domain} ({split}) has {held[-1] if len(held) else 0} decode tokens in "
-                    f"{len(members)} sequences; wanted {want} in at least {least}"
+                    f"{trace.source or 'trace'}: {domain} ({split}) has {has} decode tokens in {len(members)} "
+                    f"sequences; wanted {want} in at least {least}"
                 )
             keep[members[: max(least, int(np.searchsorted(held, want)) + 1)]] = True
     words = {
