@@ -7,16 +7,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sim.engine import SimulationError
 from sim.engines import Engine
 from sim.plan import Discipline
-from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, replay, scene
+from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, replay, scene
+from traces.cli import run
 from traces.errors import InputError
-from traces.files import atomic_path
+from traces.files import atomic_path, keep_apart
+from traces.whole import Whole
 
 app = App(
     name="python -m sim",
@@ -41,14 +43,14 @@ _Profile = Annotated[
     ),
 ]
 _Split = Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")]
-_Batch = Annotated[int, Parameter(help="sequences that decode together")]
+_Batch = Annotated[Whole, Parameter(help="sequences that decode together")]
 _Set = Annotated[
     list[str] | None,
     Parameter(name=["--set"], consume_multiple=True, help="policy parameters, key=value, as often as needed"),
 ]
-_Seed = Annotated[int, Parameter(help="for policies that draw at random")]
+_Seed = Annotated[Whole, Parameter(help="for policies that draw at random")]
 _Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
-_Chunks = Annotated[int | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
+_Chunks = Annotated[Whole | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
 _Engine = Annotated[Engine, Parameter(help="what executes the run, all with the same result; auto is the faster")]
 _Json = Annotated[
     str | None,
@@ -90,17 +92,18 @@ def replay_command(
     from sim.tables import report_view
     from sim.timeline import timeline as open_timeline
 
+    keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json, "--timeline": timeline})
     here = scene(
         trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
         learns=policy_class(policy).learns,
     )  # fmt: skip
     _announce(here, "simpy" if timeline else engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with _written(json, trace) as write, watch as observer, _progress(here, [policy]) as advance:
+    with _written(json) as write, watch as observer, _progress(here, [policy]) as advance:
         result = replay(
             here,
             policy,
-            _values(set_),
+            _values(set_, "--set"),
             discipline=discipline,
             chunks=chunks,
             observer=observer,
@@ -147,6 +150,7 @@ def compare(
     from sim.policies import policy_class, policy_classes
     from sim.tables import comparison
 
+    keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json})
     wanted = [name.split(",") for name in policy or policy_classes()]
     kinds = [policy_class(name) for name, *_ in wanted]
     here = scene(
@@ -161,13 +165,13 @@ def compare(
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     _announce(here, engine)
     results = []
-    with _written(json, trace) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
+    with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for name, *settings in wanted:
             results.append(
                 replay(
                     here,
                     name,
-                    _values(settings),
+                    _values(settings, f"--policy {name}:"),
                     discipline=discipline,
                     chunks=chunks,
                     progress=advance(",".join([name, *settings])),
@@ -200,6 +204,7 @@ def models(
     """List the built-in models, or show one with its sizes."""
     from sim.catalogue import model_json, model_table, models_json, models_table
 
+    keep_apart([name], {"--json": json})
     if name is None:
         _show(models_table(), models_json(), json)
     else:
@@ -216,6 +221,7 @@ def hardware(
     """List the built-in hardware profiles, or show one with the source of every figure."""
     from sim.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
+    keep_apart([name], {"--json": json})
     if name is None:
         _show(hardware_table(), hardware_json(), json)
     else:
@@ -225,8 +231,8 @@ def hardware(
 @app.command
 def bench(
     *,
-    tokens: Annotated[int, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
-    long: Annotated[int, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
+    tokens: Annotated[Whole, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
+    long: Annotated[Whole, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
     json: _Json = None,
 ) -> None:
     """Measure the engines against each other, a bare SimPy loop and other caches, and print ratios.
@@ -251,17 +257,21 @@ def _announce(here: Scene, engine: Engine) -> None:
         print("compiling the engine, once for this version: about ten seconds", file=sys.stderr)
 
 
-def _values(settings: Sequence[str] | None) -> dict[str, object]:
-    """``key=value`` pairs; a value is read as JSON where it is JSON, else as text."""
+def _values(settings: Sequence[str] | None, where: str) -> dict[str, object]:
+    """``key=value`` pairs, ``where`` on the command line; a value is read as JSON where it is JSON, else as text."""
     values: dict[str, object] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"--set {setting!r}: expected key=value")
+            raise InputError(f"{where} {setting!r}: expected key=value")
+        if key in values:
+            raise InputError(f"{where} {setting!r}: {key} is given twice; expected one value")
         try:
             values[key] = json_module.loads(text)
         except ValueError:
             values[key] = text
+        except RecursionError:
+            raise InputError(f"{where} {key}: nested too deep; expected a value of fewer brackets") from None
     return values
 
 
@@ -283,10 +293,8 @@ def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _written(target: str | None, trace: Path | None = None) -> Iterator[Callable[[object], None]]:
+def _written(target: str | None) -> Iterator[Callable[[object], None]]:
     """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done."""
-    if target is not None and trace is not None and Path(target).resolve() == trace.resolve():
-        raise InputError(f"--json {target}: is the trace itself; name another file")
     if target is None:
         yield lambda data: None
     elif target == "-":
@@ -314,20 +322,8 @@ def _show(view: RenderableType, data: object, target: str | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; wrong input is one line on standard error and status 2."""
-    # Names of files may hold any character, whatever the locale.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
-    try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except (InputError, OSError, CycloptsError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except SimulationError as error:
-        print(f"error: the run cannot go on: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    return run(app, arguments, failures=(SimulationError,))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from traces.cli import run
 from traces.errors import InputError
+from traces.files import keep_apart
 
 app = App(
     name="python -m traces",
@@ -47,6 +48,7 @@ def train(
     from traces.minimoe import Plan
     from traces.minimoe import train as train_model
 
+    keep_apart([base, corpora], {}, folders={"--output": output})
     plan = Plan(
         minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
         learning_rate=learning_rate, balance=balance, redrawn=redrawn, seed=seed,
@@ -122,6 +124,13 @@ def capture(
 
     if (prompts is None) == (corpora is None) or (corpora is not None) != bool(domain):
         raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
+    several = corpora is not None and not (len(domain or []) == 1 and output.suffix == ".npz")
+    new_basis = None if basis is None or basis.exists() else basis  # one that exists is read
+    keep_apart(
+        [model, prompts, corpora, adapter, basis],
+        {"--statistics": statistics, "--basis": new_basis} | ({} if several else {"--output": output}),
+        folders={"--output": output} if several else {},
+    )
     standard = Amount() if corpora else Amount(profile_tokens=None, eval_tokens=None, prompt_tokens=4096)
     wanted = {
         "profile_tokens": profile_tokens, "eval_tokens": eval_tokens, "eval_sequences": eval_sequences,
@@ -173,6 +182,7 @@ def convert(
     from traces.arrays import shown
     from traces.convert import Given, convert_file
 
+    keep_apart([file], {"--output": output})
     # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
     domain, source, licence = (text and shown(text) for text in (domain, source, licence))
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
@@ -203,6 +213,7 @@ def subset(
     from traces.subset import first_sequences
     from traces.trace import Trace
 
+    keep_apart([trace], {"--output": output})
     first_sequences(Trace.load(trace), profile_tokens, eval_tokens, eval_sequences).save(output)
 
 
@@ -227,6 +238,7 @@ def info(
     """
     from traces.info import show
 
+    keep_apart(traces, {"--json": json})
     show(traces, json_to=json)
 
 
@@ -295,6 +307,7 @@ def compare_routing(
     """
     from traces.comparison import compare, tables
 
+    keep_apart([*traces, *(beside or []), *(records or [])], {"--output": output, "--document": document})
     print(tables(compare(traces, beside or [], records or [], output, document)), end="")
 
 

@@ -1,37 +1,135 @@
-"""Output files appear whole or not at all."""
+"""Output files appear whole or not at all, and never in the place of what a command reads."""
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from traces.errors import InputError
 
+Name = str | Path
+
+
+def keep_apart(
+    inputs: Iterable[Name | None], outputs: Mapping[str, Name | None], *, folders: Mapping[str, Name] | None = None
+) -> None:
+    """Refuse outputs that cannot be written or would destroy an input or another output, before any work is done.
+
+    ``inputs`` are all that the command reads; one that is no path (the name of a model) or None is passed over, and a
+    folder stands for all that is in it. ``outputs`` are the files that it writes, by option, ``folders`` the folders;
+    None and ``-`` (standard output) are passed over. Links, symbolic or hard, count as what they lead to. Raises
+    InputError naming the option, OSError for a path that cannot be looked at.
+    """
+    files = {option: Path(path) for option, path in outputs.items() if path is not None and str(path) != "-"}
+    for option, path in files.items():
+        _check_writable(path, f"{option} {path}")
+    read = [Path(path) for path in inputs if path is not None and os.path.lexists(path)]
+    earlier: dict[str, Path] = {}
+    for option, path in [*files.items(), *((option, Path(path)) for option, path in (folders or {}).items())]:
+        if _in_place(path):  # a device or a pipe loses nothing
+            continue
+        for source in read:
+            if _same(path, source) or (source.is_dir() and path.is_file() and _within(path, source)):
+                raise InputError(f"{option} {path}: would overwrite an input of the command ({source}); name another")
+        for other, taken in earlier.items():
+            if _same(path, taken):
+                raise InputError(f"{option} {path}: is what {other} names too; name another")
+        earlier[option] = path
+
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that becomes ``path`` when the block succeeds.
+def atomic_path(path: Name) -> Iterator[Path]:
+    """Yield a temporary path that becomes ``path`` when the block succeeds.
 
     A block that fails, or a process that is killed, leaves the old ``path`` as it was and nothing new under its name.
-    Raises InputError if its folder does not exist or it is one, OSError if it cannot be written.
+    The file that a symbolic link leads to is replaced, not the link; a device, a pipe or the file behind standard
+    output is written to at the end and stays what it is. Raises InputError if its folder does not exist or it is one,
+    OSError, naming ``path``, if it cannot be written.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
-    if target.is_dir():
-        raise InputError(f"{target}: is a folder; expected the name of a file to write")
-    handle, name = tempfile.mkstemp(dir=target.parent or Path(), prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
-    part = Path(name)
+    _check_writable(Path(path), str(path))
+    in_place = _in_place(Path(path))
+    target = Path(os.path.realpath(path))
+    part = None
     try:
+        handle, name = tempfile.mkstemp(dir=None if in_place else target.parent, prefix=".", suffix=".part")
+        os.close(handle)
+        part = Path(name)
         yield part
-        with part.open("rb+") as written:
-            os.fsync(written.fileno())
-        # mkstemp makes private files; results are as readable as any other file that the person writes.
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)
-        part.replace(target)
+        if in_place:
+            with part.open("rb") as whole, os.fdopen(_opened(path), "wb") as out:
+                shutil.copyfileobj(whole, out)
+        else:
+            with part.open("rb+") as written:
+                os.fsync(written.fileno())
+            part.chmod(_mode(target))
+            part.replace(target)
+    except OSError as error:
+        # The temporary name says nothing to a person.
+        if part is None or error.filename in (part, str(part)):
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def _check_writable(path: Path, name: str) -> None:
+    """Raise InputError unless ``path`` can become, or be overwritten as, a file."""
+    if path.is_dir():
+        raise InputError(f"{name}: is a folder; expected the name of a file to write")
+    if path.exists() and not _may(path, os.W_OK):
+        raise InputError(f"{name}: may not be written")
+    if _in_place(path):
+        return
+    folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise InputError(f"{name}: the folder {folder} does not exist; make it first")
+    if not _may(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{name}: the folder {folder} may not be written")
+
+
+def _may(path: Path, what: int) -> bool:
+    return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _in_place(path: Path) -> bool:
+    """Whether there is something that must not be replaced: no regular file, or where standard output goes."""
+    return path.exists() and not path.is_dir() and (not path.is_file() or _stream(path) is not None)
+
+
+def _stream(path: Name) -> int | None:
+    """The descriptor of standard output or error if that is what ``path`` leads to."""
+    for descriptor in (1, 2):
+        try:
+            if os.path.samestat(Path(path).stat(), os.fstat(descriptor)):
+                return descriptor
+        except OSError:  # closed
+            continue
+    return None
+
+
+def _opened(path: Name) -> int:
+    """A descriptor to write to what is there; that of a standard stream goes on where the stream is."""
+    stream = _stream(path)
+    return os.open(path, os.O_WRONLY) if stream is None else os.dup(stream)
+
+
+def _mode(target: Path) -> int:
+    """Permissions as they are, or those of any new file: mkstemp makes private ones."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -1,0 +1,202 @@
+"""Outputs appear whole or not at all, under the very name asked for, and never in the place of an input."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from sim.__main__ import main as sim_main
+from traces.__main__ import main as traces_main
+from traces.errors import InputError
+from traces.files import atomic_path, keep_apart
+
+LAW = Path(__file__).parents[1] / "traces/mixtral_law.npz"
+MACHINE = Path(__file__).parents[1] / "sim/profiles/l40.toml"
+
+
+def write(path: Path | str, text: str = "new") -> None:
+    with atomic_path(path) as part:
+        part.write_text(text)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Inputs of every command in the current folder, and links to one of them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("trace.npz", "other.npz"):
+        shutil.copy(LAW, name)
+    shutil.copy(MACHINE, "machine.toml")
+    for name in ("config.json", "record.npz", "prompts.txt", "statistics.json", "document.md"):
+        Path(name).write_text("{}")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    Path("soft").symlink_to("trace.npz")
+    os.link("trace.npz", "hard")
+    return tmp_path
+
+
+REPLAY = ["replay", "trace.npz", "--profile", "other.npz", "--hardware", "machine.toml", "--model", "config.json"]
+AMOUNTS = ["--profile-tokens", "1", "--eval-tokens", "1"]
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "option"),
+    [
+        *[
+            (sim_main, [*REPLAY, option, path], option)
+            for option in ("--json", "--timeline")
+            for path in ("trace.npz", "other.npz", "machine.toml", "config.json", "./trace.npz", "soft", "hard")
+        ],
+        (sim_main, [*REPLAY, "--json", "a", "--timeline", "a"], "--timeline"),
+        (sim_main, ["replay", "trace.npz", "--json", str(LAW)], "--json"),  # a profile that nobody had to name
+        (sim_main, ["compare", *REPLAY[1:], "--json", "other.npz"], "--json"),
+        (sim_main, ["models", "config.json", "--json", "config.json"], "--json"),
+        (sim_main, ["models", "model", "--json", "model/config.json"], "--json"),
+        (sim_main, ["hardware", "machine.toml", "--json", "machine.toml"], "--json"),
+        (traces_main, ["convert", "record.npz", "-o", "record.npz"], "--output"),
+        (traces_main, ["subset", "trace.npz", "-o", "soft", *AMOUNTS], "--output"),
+        (traces_main, ["info", "trace.npz", "other.npz", "--json", "other.npz"], "--json"),
+        (traces_main, ["train", "model", "--corpora", ".", "-o", "model"], "--output"),
+        (traces_main, ["capture", "model", "--prompts", "prompts.txt", "-o", "prompts.txt"], "--output"),
+        (traces_main, ["capture", "model", "--prompts", "prompts.txt", "-o", "model/config.json"], "--output"),
+        (traces_main, ["capture", "model", "--prompts", "prompts.txt", "-o", "a", "--statistics", "a"], "--output"),
+        (traces_main, ["capture", "m", "--prompts", "prompts.txt", "-o", "a", "--adapter", "hard", "--basis", "soft",
+                       "--statistics", "trace.npz"], "--statistics"),
+        (traces_main, ["compare-routing", "trace.npz", "--beside", "record.npz", "-o", "record.npz"], "--output"),
+        (traces_main, ["compare-routing", "trace.npz", "--records", "statistics.json", "-o", "statistics.json"],
+         "--output"),
+        (traces_main, ["compare-routing", "trace.npz", "-o", "document.md", "--document", "document.md"], "--document"),
+    ],
+)  # fmt: skip
+def test_no_command_overwrites_what_it_reads_or_writes_twice(files, main, arguments, option, capsys):
+    before = {path: path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {option} ") and error.count("\n") == 1
+    assert "would overwrite an input" in error or "names too" in error
+    assert {path: path.read_bytes() for path in files.rglob("*") if path.is_file()} == before
+
+
+def test_names_of_no_file_none_standard_output_and_devices_are_apart(files):
+    keep_apart(["mixtral-8x7b", None, "trace.npz", "model"], {"--json": "-", "--timeline": None, "-o": "new.npz"})
+    keep_apart(["model"], {"-o": "model/new.json"})
+    keep_apart(["/dev/null"], {"--json": "/dev/null", "--timeline": "/dev/null"})
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("model", "is a folder"), ("nowhere/a", "nowhere does not exist"), ("trace.npz/a", "trace.npz does not exist")],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_work(files, path, why, capsys):
+    # The record is no record: reading it would be told first.
+    assert traces_main(["convert", "record.npz", "-o", path]) == 2
+    assert why in capsys.readouterr().err
+    with pytest.raises(InputError, match=why):
+        write(path)
+
+
+@pytest.mark.parametrize("path", ["closed/a.json", "open/protected.json", "dark/a.json"])
+def test_what_may_not_be_written_is_told_by_its_own_name(path):
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(LAW.parents[1])!r})\n"
+        "from traces.files import atomic_path\n"
+        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)  # root may write anywhere\n"
+        "try:\n  with atomic_path(sys.argv[1]): print('begun')\n"
+        "except (ValueError, OSError) as error: print(error)\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for name, mode in (("closed", 0o555), ("open", 0o777), ("dark", 0o600)):
+            (folder / name).mkdir()
+            (folder / name).chmod(mode)
+        (folder / "open/protected.json").touch(0o444)
+        command = [sys.executable, "-c", code, str(folder / path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert str(folder / path) in said and ".part" not in said and "begun" not in said
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("old")
+    with pytest.raises(ZeroDivisionError), atomic_path(target) as part:
+        part.write_text("half")
+        raise ZeroDivisionError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):
+    with pytest.raises(FileExistsError) as caught, atomic_path(tmp_path / "a") as part:
+        part.open("x")
+    assert caught.value.filename == str(tmp_path / "a")
+
+
+def test_names_as_long_as_the_system_allows_work(tmp_path):
+    target = tmp_path / ("x" * 255)
+    write(target)
+    assert target.read_text() == "new"
+    with pytest.raises(OSError, match="name too long"):
+        write(tmp_path / ("x" * 256))
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_file_behind_a_symbolic_link_is_replaced_and_the_link_stays(tmp_path, exists):
+    (tmp_path / "far").mkdir()
+    real, link = tmp_path / "far/real", tmp_path / "link"
+    if exists:
+        real.write_text("old")
+    link.symlink_to(real)
+    write(link)
+    assert link.is_symlink() and real.read_text() == "new" and not real.is_symlink()
+
+
+def test_devices_stay_devices(tmp_path):
+    before = os.stat("/dev/null")  # noqa: PTH116
+    write("/dev/null")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode) and before.st_ino == Path("/dev/null").stat().st_ino
+    with pytest.raises(OSError, match="No space left"):
+        write("/dev/full")
+
+
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write(pipe)
+    reader.join(10)
+    assert got == ["new"] and pipe.is_fifo()
+
+
+@pytest.mark.parametrize("to", ["| cat", "> out; cat out"])
+def test_standard_output_by_its_path_goes_on_where_it_is(tmp_path, to):
+    code = (
+        f"import sys; sys.path.insert(0, {str(LAW.parents[1])!r}); from traces.files import atomic_path\n"
+        "with atomic_path('/dev/stdout') as part: part.write_text('first ')\n"
+        "print('then')"
+    )
+    (tmp_path / "code.py").write_text(code)
+    said = subprocess.run(
+        ["bash", "-c", f"{sys.executable} code.py {to}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "first then\n"
+
+
+def test_new_files_are_as_open_as_any_and_old_ones_stay_as_they_are(tmp_path):
+    umask = os.umask(0o022)
+    try:
+        write(tmp_path / "new")
+        (tmp_path / "private").touch(0o600)
+        write(tmp_path / "private")
+    finally:
+        os.umask(umask)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "private")] == [0o644, 0o600]
