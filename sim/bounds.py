@@ -18,25 +18,34 @@ from sim.workload import Workload
 def fewest_bytes(
     offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None = None
 ) -> int:
-    """Fewest bytes that serve the calls ``experts[offsets[i]:offsets[i+1]]`` from an empty cache of ``capacity`` bytes.
+    """Fewest bytes that serve some calls from an empty cache: the sum of ``fewest_loads``."""
+    return int(fewest_loads(offsets, experts, sizes, capacity, together).sum())
 
-    Keeping an expert from one call to the next that needs it saves its bytes and fills its room between them. What is
-    kept across a call must fit beside the call's own experts, of which at least ``together`` are there at once (the
-    rest may follow in further waves; by default as many as fit into the whole cache); wherever it does not, dropping
-    those needed farthest in the future saves most (Belady, IBM Systems J. 5(2), 1966). ``sizes`` are bytes, one a
-    look-up, equal within a call; where they differ an expert may be dropped in part, which can only lower the bound.
+
+def fewest_loads(
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None = None
+) -> np.ndarray:
+    """Bytes that each look-up loads (N,) int64 where a run of the calls moves the fewest bytes in all.
+
+    Call i needs ``experts[offsets[i]:offsets[i+1]]``; the cache begins empty and has ``capacity`` bytes. Keeping an
+    expert from one call to the next that needs it saves its bytes and fills its room between them. What is kept across
+    a call must fit beside the call's own experts, of which at least ``together`` are there at once (the rest may follow
+    in further waves; by default as many as fit into the whole cache); wherever it does not, dropping those needed
+    farthest in the future saves most (Belady, IBM Systems J. 5(2), 1966). ``sizes`` are bytes, one a look-up, equal
+    within a call; where they differ an expert may be dropped in part, which can only lower the bound.
     """
     if len(sizes) and sizes.min() == sizes.max():
         capacity -= capacity % int(sizes[0])  # whole experts alone are kept
     if len(experts) >= SHORT and available():
-        from sim.compiled.fewest import fewest_bytes as compiled
+        from sim.compiled.fewest import fewest_loads as compiled
 
         return compiled(offsets, experts, sizes, capacity, together)
     following = next_calls(offsets, experts).tolist()
     ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
     kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use
     farthest: list[tuple[int, int]] = []  # (-that call, expert); entries of calls gone by sink below all others
-    held = loaded = 0
+    held = 0
+    loads: list[int] = []
 
     def shrink(held: int, room: int) -> int:
         while held > room:
@@ -54,7 +63,7 @@ def fewest_bytes(
         for i in span:
             have = kept.pop(ids[i], 0)
             held -= have
-            loaded += size[i] - have
+            loads.append(size[i] - have)
         if span:
             one = size[span[0]]
             wave = capacity // one if together is None else together
@@ -65,7 +74,7 @@ def fewest_bytes(
                 held += size[i]
                 heappush(farthest, (-following[i], ids[i]))
         held = shrink(held, capacity)
-    return loaded
+    return np.array(loads, np.int64)
 
 
 def together(work: Workload, capacity: int) -> int:

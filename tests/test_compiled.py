@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sim.compiled
 from sim.bench import Case, prepare
-from sim.bounds import fewest_bytes
+from sim.bounds import fewest_loads
 from sim.cache import ExpertCache, serve
 from sim.engine import Run, settle
 from sim.engines import execute
@@ -73,15 +73,15 @@ def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipl
 
 @given(worlds(), st.integers(1, 4))
 def test_the_fewest_bytes_agree(world: World, together: int) -> None:
-    from sim.compiled.fewest import fewest_bytes as compiled
+    from sim.compiled.fewest import fewest_loads as compiled
 
     work, sizes = world.work, world.work.lookup_bytes
     for capacity in (world.budget, max(work.expert_bytes)):
         if len(sizes) and sizes.min() == sizes.max():
             capacity -= capacity % int(sizes[0])
         for most in (None, min(together, capacity // max(work.expert_bytes))):
-            expected = fewest_bytes(work.offsets, work.expert, sizes, capacity, most)
-            assert compiled(work.offsets, work.expert, sizes, capacity, most) == expected
+            expected = fewest_loads(work.offsets, work.expert, sizes, capacity, most)
+            assert (compiled(work.offsets, work.expert, sizes, capacity, most) == expected).all()
 
 
 @pytest.mark.parametrize("eviction", sorted(EVICTIONS))
@@ -91,7 +91,8 @@ def test_the_cache_alone_agrees(eviction: str, ids: list[int], slots: int) -> No
     from sim.compiled.serve import serve as compiled
 
     work = handmade([[[expert]] for expert in ids], 8, expert_bytes=10)
-    plan = Plan(eviction=eviction)
+    alike = Values(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((1, 8), np.int64))
+    plan = Plan(eviction=eviction, values=alike)
     cache = ExpertCache([10], 8, [slots * 10], [0], eviction, work.first_call())
     expected = serve(cache, work.offsets, work.expert)
     np.testing.assert_array_equal(compiled(build(work, plan, settle(work, plan, slots * 10))), expected)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.bounds import fewest_bytes
 from sim.cache import ExpertCache, serve
 from sim.engine import Run, split_slots
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
@@ -217,15 +218,30 @@ def test_popularity_by_domain_follows_the_label() -> None:
     assert table == [[3, 0, 0], [0, 2, 0], [3, 2, 0], [3, 0, 0]]
 
 
+def _fits(world: World) -> bool:
+    """Whether no call of the world needs waves."""
+    return int(np.diff(world.work.offsets).max()) * max(world.work.expert_bytes) <= world.budget
+
+
+@pytest.mark.parametrize("loads", ["early", "fewest"])
 @given(worlds())
-@settings(max_examples=150)
-def test_clairvoyant_is_not_slower_than_lru(world: World) -> None:
+@settings(max_examples=100)
+def test_clairvoyant_is_not_slower_than_lru(loads: str, world: World) -> None:
     lru = run_of(world, world.plan("lru")).log()
-    clairvoyant = run_of(world, world.plan("clairvoyant")).log()
-    # With one or two slots prefetches cost it now and then: seen in 6 of 1,000 worlds, by up to 23 %, in a fifo line,
-    # where a demand waits behind them, and in 1 of 3,000, by 2 %, in the others.
-    allowed = 1.5 if world.discipline == "fifo" else 1.1
+    clairvoyant = run_of(world, world.plan("clairvoyant", {"loads": loads})).log()
+    # Prefetches cost it now and then where slots are one or two or a call runs in waves: in 25 of 4,000 worlds early by
+    # up to 23 % in a fifo line, where a demand waits behind them, and 2 % in others; fewest never in 2,800 worlds whose
+    # calls fit, by up to 23 % in waves, 54 % in a fifo line.
+    allowed = 1.7 if world.discipline == "fifo" else 1.1 if _fits(world) or loads == "early" else 1.4
     assert clairvoyant.finish[-1] <= allowed * lru.finish[-1]
+
+
+@given(worlds().filter(lambda world: _fits(world) and len(set(world.work.expert_bytes)) == 1))
+@settings(max_examples=150)
+def test_clairvoyant_moves_the_fewest_bytes(world: World) -> None:
+    work, counters = world.work, run_of(world, world.plan("clairvoyant", {"loads": "fewest"})).log().counters
+    moved = sum(counters.demand_bytes) + sum(counters.prefetch_bytes)
+    assert moved == fewest_bytes(work.offsets, work.expert, work.lookup_bytes, world.budget)
 
 
 def test_clairvoyant_hides_the_link_where_there_is_room() -> None:
@@ -236,6 +252,16 @@ def test_clairvoyant_hides_the_link_where_there_is_room() -> None:
     log = run_of(world, world.plan("clairvoyant")).log()
     assert log.finish[-1] == (10 + 12 * 20) * MS
     assert run_of(world, world.plan("lru")).log().finish[-1] == 12 * 30 * MS
+
+
+def test_clairvoyant_asks_for_a_load_when_its_room_is_left() -> None:
+    # One expert a call, 3 slots: three loads at once; the fourth when the first expert has been used for the last time
+    # (call 0, moment 1), the fifth when the second has (call 1, moment 3). Expert 3 is kept from call 3 to call 4.
+    work = handmade([[[0]], [[1]], [[2]], [[3]], [[3]], [[4]]], 5)
+    trace = make_trace([[0], [1], [2], [3], [3], [4]], n_experts=5)
+    world = World(trace, toy_model(1, 5, 1, (1_000_000,)), toy_machine(), 1, work, 3_000_000)
+    asked = _made(world.plan("clairvoyant", {"loads": "fewest"}).requests)
+    assert [(moment, call) for moment, call, _ in asked] == [(0, 0), (0, 1), (0, 2), (1, 3), (3, 5), (7, 4)]
 
 
 def test_clairvoyant_asks_as_far_ahead_as_slots_hold() -> None:

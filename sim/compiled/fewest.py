@@ -1,4 +1,4 @@
-"""The fewest bytes that a run must load, compiled: ``sim.bounds.fewest_bytes``, where it is explained."""
+"""The fewest bytes that a run must load, compiled: ``sim.bounds.fewest_loads``, where it is explained."""
 
 from typing import Any
 
@@ -10,15 +10,17 @@ from sim.compiled.jit import entry, inner
 from sim.eviction import NEVER
 
 
-def fewest_bytes(
+def fewest_loads(
     offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None
-) -> int:
+) -> np.ndarray:
     """The same result for the same arguments (all arrays of integers), ``capacity`` in whole experts where equal."""
     most = int(experts.max(initial=0)) + 1
     farthest, kept = Heaps([most], most), np.zeros(most, np.int64)
     columns = (offsets, experts, sizes, next_calls(offsets, experts))
     offsets, experts, sizes, following = (np.ascontiguousarray(column, np.int64) for column in columns)
-    return int(_fewest(farthest.heaps[0], offsets, experts, sizes, following, kept, capacity, together or 0))
+    loads = np.zeros(len(experts), np.int64)
+    _fewest(farthest.heaps[0], offsets, experts, sizes, following, kept, capacity, together or 0, loads)
+    return loads
 
 
 @entry
@@ -31,8 +33,9 @@ def _fewest(
     kept: np.ndarray,
     capacity: int,
     together: int,
-) -> int:
-    held = loaded = 0
+    loads: np.ndarray,
+) -> None:
+    held = 0
     for call in range(len(offsets) - 1):
         first, last = offsets[call], offsets[call + 1]
         for i in range(first, last):
@@ -40,7 +43,7 @@ def _fewest(
             if kept[expert]:
                 remove(farthest, expert)
             held -= kept[expert]
-            loaded += sizes[i] - kept[expert]
+            loads[i] = sizes[i] - kept[expert]
             kept[expert] = 0
         if last > first:
             one = sizes[first]
@@ -53,7 +56,6 @@ def _fewest(
                 held += sizes[i]
                 push(farthest, expert, -following[i], expert)
         held = _shrink(farthest, kept, held, capacity)
-    return loaded
 
 
 @inner
