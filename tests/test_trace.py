@@ -236,6 +236,22 @@ def test_arrays_that_need_each_other():
 
 META = {
     "schema": ({"schema": 2}, "meta.schema: 2"),
+    "schema true": ({"schema": True}, "meta.schema: True"),
+    "schema 1.0": ({"schema": 1.0}, "meta.schema: 1.0"),
+    **{
+        f"{field} {value!r}": ({field: value}, re.escape(f"meta, field {field!r}: {value!r}, expected an object"))
+        for field in ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
+        for value in ("x", [1], None, 5)
+    },
+    "note": ({"notes": ["a", None]}, "meta.notes, entry 1: None"),
+    "notes": ({"notes": None}, "field 'notes': None"),
+    "basis": ({"embedding": {"basis_sha256": [1]}}, r"field 'basis_sha256': \[1\]"),
+    "model name": ({"model": {"name": "a\x1b[31m", "experts": 4, "top_k": 2}}, r"meta.model.name: 'a\\x1b\[31m' holds"),
+    "model config": ({"model": {"name": "a", "experts": 4, "top_k": 2, "config": 1}}, "field 'config': 1"),
+    "model part": ({"model": {"name": "a", "experts": 4, "top_k": 2, "part": []}}, r"field 'part': \[\]"),
+    "surrogate": ({"captured": {"what": "\ud800"}}, "meta: not strict JSON"),
+    "surrogate key": ({"captured": {"\ud800": 1}}, "meta: not strict JSON"),
+    "deep": ({"captured": {"what": json.loads("[" * 900 + "]" * 900)}}, "meta: nested too deep"),
     "no model": ({"model": None}, "meta.model: None"),
     "no name": ({"model": {"experts": 4, "top_k": 2}}, "meta.model.name: None"),
     "experts": ({"model": {"name": "x", "experts": 0, "top_k": 2}}, "meta.model.experts: 0"),
@@ -264,11 +280,31 @@ def test_wrong_meta_is_named(change, message):
         validate(dataclasses.replace(good, meta=good.meta | change))
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"schema": NaN}', "null"])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"schema": NaN}', "null", '{"schema":' + "[" * 100_000, "9" * 5000])
 def test_meta_that_is_not_a_json_object_is_refused(text, tmp_path):
     np.savez(tmp_path / "t.npz", **(stored(full_trace()) | {"meta": np.array(text)}))
     with pytest.raises(InputError, match=r"t\.npz: (array 'meta'|meta)"):
         Trace.load(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("array", ["domain", "sequence_id"])
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "\x9b31m", "\ud800"])
+def test_names_without_control_characters_only(array, name):
+    good = full_trace()
+    with pytest.raises(InputError, match=f"array '{array}', sequence 0: .* holds"):
+        validate(dataclasses.replace(good, **{array: np.array([name])}))
+
+
+def test_what_meta_says_reaches_no_terminal_raw(tmp_path, capsys):
+    meta = {"notes": ["red \x1b[31m", "[/red]"], "captured": {"[bold]what": "a\rb [red]c"}}
+    trace = make_trace([[[0], [1]]], n_experts=2, meta=meta)
+    named = dataclasses.replace(trace, domain=np.array(["[red]é漢😀[/]"]))
+    named.save(tmp_path / "[red]t.npz")
+    assert main(["info", str(tmp_path / "[red]t.npz")]) == 0
+    shown = capsys.readouterr().out
+    for text in ("red \\x1b[31m", "[/red]", "[bold]what: a\\rb [red]c", "[red]é漢😀[/]", "[red]t.npz"):
+        assert text in shown
+    assert "\x1b" not in shown and "\r" not in shown
 
 
 def test_meta_as_utf8_bytes_is_read(tmp_path):
@@ -542,7 +578,7 @@ def test_g21_7_killed_while_saving_leaves_nothing_half_written(existing, tmp_pat
     try:
         assert saver.stdout.readline() == b"ready\n"
         deadline = time.monotonic() + 60
-        while not any(p.stat().st_size > 100_000 for p in tmp_path.glob(".t.npz.*.part")):
+        while not any(p.stat().st_size > 100_000 for p in tmp_path.glob(".*.part")):
             assert saver.poll() is None and time.monotonic() < deadline, "the save ended before it could be killed"
             time.sleep(0.002)
         saver.send_signal(signal.SIGKILL)

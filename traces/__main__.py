@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import keep_apart
+from traces.words import printable
 
 app = App(
     name="python -m traces",
@@ -188,7 +189,7 @@ def convert(
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
     trace = convert_file(file, output, kind=kind, given=given)
     for note in trace.meta["notes"]:
-        print(f"warning: {note}", file=sys.stderr)
+        print(f"warning: {printable(note)}", file=sys.stderr)
     print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from traces.files import atomic_path
 from traces.routing import show_statistics
 from traces.separation import separation
 from traces.trace import DECODE, PREFILL, Trace
+from traces.words import as_is
 
 _OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
 
@@ -127,12 +127,12 @@ def show(paths: Sequence[str | Path], *, json_to: str | None = None) -> None:
             part.write_text(text, encoding="utf-8")
     console = Console(highlight=False)
     for fact in facts:
-        console.print(_plain(fact["file"]), style="underline", soft_wrap=True)
+        console.print(as_is(fact["file"]), style="underline", soft_wrap=True)
         console.print(_table(fact))
         if len(fact["domains"]) > 1:
             console.print(_domain_table(fact["domains"]))
     if isinstance(together, str):
-        console.print(f"recall and similarity: {together}")
+        console.print(as_is(f"recall and similarity: {together}"))
     else:
         console.print("from the embeddings as stored:")
         show_statistics(together, console)
@@ -172,9 +172,9 @@ def _table(fact: dict[str, Any]) -> Table:
     lines["sha256"] = fact["sha256"]
     for name, line in lines.items():
         if line:
-            table.add_row(name, _plain(line))
+            table.add_row(name, as_is(line))
     for note in fact["notes"]:
-        table.add_row("note", _plain(note))
+        table.add_row("note", as_is(note))
     return table
 
 
@@ -184,13 +184,8 @@ def _domain_table(domains: dict[str, dict[str, int]]) -> Table:
     table.add_column("profile", justify="right")
     table.add_column("eval", justify="right")
     for domain, splits in domains.items():
-        table.add_row(_plain(domain), str(splits["profile"]), str(splits["eval"]))
+        table.add_row(as_is(domain), str(splits["profile"]), str(splits["eval"]))
     return table
-
-
-def _plain(text: Any) -> Text:
-    """Text that rich prints as it is: names may hold brackets."""
-    return Text(str(text))
 
 
 def _ranges(numbers: list[int]) -> str:

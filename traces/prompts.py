@@ -14,6 +14,7 @@ from traces.assemble import split_in_order
 from traces.corpora import DomainText, Row, normalised
 from traces.decoding import Prompt
 from traces.errors import InputError
+from traces.words import check_name
 
 TEMPLATES = ("plain", "chat")
 
@@ -37,6 +38,7 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = read(f"{name}: line {number}", line, Path(name).stem, licence)
+                    check_name(row.domain, f"{name}: line {number}: domain")
                     domains.setdefault(row.domain, []).append(row)
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8 ({error})") from None

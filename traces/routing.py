@@ -10,6 +10,7 @@ from rich.table import Table
 
 from traces.pricing import Keyed
 from traces.recall import NEIGHBOURS, recall, vote_recall
+from traces.words import as_is
 
 # What a small trained model must show before its traces stand in for those of a large one.
 LEAST_MARGIN = 0.10  # recall of a domain's own neighbours above the best other domain's, mean over domains
@@ -90,11 +91,11 @@ def show_statistics(result: Mapping[str, Any], console: Console) -> None:
     domains = list(result["neighbour_recall"])
     table = Table(title="recall of experts: rows of a domain (down) among the profile rows of another (across)")
     for column in ("", *domains, "popularity", "previous token"):
-        table.add_column(column, justify="right", overflow="fold")
+        table.add_column(as_is(column), justify="right", overflow="fold")
     for one in domains:
         cells = [f"{result['neighbour_recall'][one][other]:.3f}" for other in domains]
         table.add_row(
-            one, *cells, *(f"{result[key][one]:.3f}" for key in ("popularity_recall", "previous_token_recall"))
+            as_is(one), *cells, *(f"{result[key][one]:.3f}" for key in ("popularity_recall", "previous_token_recall"))
         )
     console.print(table)
     cosine = result["adjacent_layer_cosine"]

@@ -218,6 +218,8 @@ def _parse_meta(stored: np.ndarray) -> dict[str, Any]:
         meta = json.loads(text, parse_constant=refuse)
     except ValueError as error:
         raise InputError(f"array 'meta': not JSON: {error}") from None
+    except RecursionError:
+        raise InputError("array 'meta': nested too deep") from None
     check_meta(meta)
     return dict(meta)
 

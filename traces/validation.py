@@ -9,12 +9,16 @@ import numpy as np
 
 from traces.arrays import at, first, named
 from traces.errors import InputError
+from traces.words import check_name
 
 if TYPE_CHECKING:
     from traces.trace import Trace
 
 PREFILL, DECODE = 0, 1
 SPLITS = ("profile", "eval")
+META_OBJECTS = ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
+# Enough for any model's config; functions that walk a trace's meta may recurse.
+MOST_NESTED = 32
 
 # Rows compared at once: bounds the memory of a check, whatever the length of the trace.
 _BLOCK = 8192
@@ -40,25 +44,52 @@ def validate(trace: Trace) -> None:
 
 
 def check_meta(meta: Any) -> None:
-    """Raise InputError unless ``meta`` is strict JSON of schema 1 that names the model, its experts and top_k."""
+    """Raise InputError unless ``meta`` is strict JSON of schema 1 that names the model, its experts and top_k.
+
+    The fields of META_OBJECTS are objects where they are there, and ``notes`` is a list of texts.
+    """
     if not isinstance(meta, dict):
         raise InputError(f"meta: {type(meta).__name__}, expected a JSON object")
-    try:
-        json.dumps(meta, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"meta: not strict JSON: {error}") from None
-    if meta.get("schema") != 1:
-        raise InputError(f"meta.schema: {meta.get('schema')!r}, this version reads 1")
+    _check_json(meta)
+    if not _is_whole(meta.get("schema"), 1, 1):
+        raise InputError(f"meta.schema: {meta.get('schema')!r:.60}, this version reads the number 1")
     model = meta.get("model")
     if not isinstance(model, dict):
-        raise InputError(f"meta.model: {model!r}, expected an object with name, experts and top_k")
-    if not isinstance(model.get("name"), str) or not model["name"]:
-        raise InputError(f"meta.model.name: {model.get('name')!r}, expected a model's name")
+        raise InputError(f"meta.model: {model!r:.60}, expected an object with name, experts and top_k")
+    if not isinstance(model.get("name"), str):
+        raise InputError(f"meta.model.name: {model.get('name')!r:.60}, expected a model's name")
+    check_name(model["name"], "meta.model.name")
     for field, most in (("experts", 2**15), ("top_k", 2**15)):
         if not _is_whole(model.get(field), 1, most):
-            raise InputError(f"meta.model.{field}: {model.get(field)!r}, expected a whole number from 1 to {most}")
-    if not isinstance(meta.get("notes", []), list):
-        raise InputError(f"meta.notes: {meta['notes']!r}, expected a list of texts")
+            raise InputError(f"meta.model.{field}: {model.get(field)!r:.60}, expected a whole number from 1 to {most}")
+    for about, field, kind, wanted in (
+        *((meta, field, dict, "an object") for field in META_OBJECTS), (meta, "notes", list, "a list of texts"),
+        (model, "config", dict, "an object"), (model, "part", str, "a text"),
+        (meta.get("embedding", {}), "basis_sha256", str, "a text"),
+    ):  # fmt: skip
+        if field in about and not isinstance(about[field], kind):
+            raise InputError(f"meta, field {field!r}: {about[field]!r:.60}, expected {wanted}")
+    for i, note in enumerate(meta.get("notes", [])):
+        if not isinstance(note, str):
+            raise InputError(f"meta.notes, entry {i}: {note!r:.60}, expected a text")
+
+
+def _check_json(meta: dict[str, Any]) -> None:
+    """Raise InputError unless ``meta`` can be written as JSON in UTF-8 and is nested no deeper than MOST_NESTED."""
+    level: list[Any] = [meta]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list | tuple)
+        ]
+    if level:
+        raise InputError(f"meta: nested too deep, expected at most {MOST_NESTED} levels")
+    try:
+        json.dumps(meta, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"meta: not strict JSON: {error}") from None
 
 
 def _is_whole(value: Any, low: int, high: int = 2**63 - 1) -> bool:
@@ -106,8 +137,8 @@ def _check_sequences(trace: Trace) -> None:
     _check_array("domain", trace.domain, str, (count,))
     _check_array("split", trace.split, str, (count,))
     for name, texts in (("sequence_id", trace.sequence_id), ("domain", trace.domain)):
-        if (texts == "").any():
-            raise InputError(f"array {name!r}, sequence {first(texts == '')[0]}: empty, expected a text")
+        for i, text in enumerate(texts.tolist()):
+            check_name(text, f"array {name!r}, sequence {i}")
     unknown = ~np.isin(trace.split, SPLITS)
     if unknown.any():
         (i,) = first(unknown)
@@ -262,7 +293,7 @@ def _check_embeddings(trace: Trace) -> None:
         (i,) = first(bad)
         raise InputError(f"array 'embedding_scale', entry {i}: {trace.embedding_scale[i]}, expected finite and above 0")
     about = trace.meta.get("embedding", {})
-    if not isinstance(about, dict) or dims == 0 or about.get("dims", dims) != dims:
+    if dims == 0 or about.get("dims", dims) != dims:
         raise InputError(f"meta.embedding: {about!r:.80}, expected dims = {dims} as the arrays have")
     if trace.prefill_embeddings is not None and not _is_whole(about.get("prefill_layer"), 0, levels - 1):
         raise InputError(f"meta.embedding.prefill_layer: {about.get('prefill_layer')!r}, expected 0 to {levels - 1}")

@@ -1,4 +1,12 @@
-"""Text that others wrote, made fit to be shown."""
+"""Text that others wrote, made fit to be kept and shown."""
+
+import re
+
+from rich.text import Text
+
+from traces.errors import InputError
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
 def printable(text: object) -> str:
@@ -7,3 +15,16 @@ def printable(text: object) -> str:
     What a file says must not move a terminal's cursor, change its colours or break a table's lines.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def as_is(text: object) -> Text:
+    """Printable text that rich shows as it is: names may hold brackets."""
+    return Text(printable(text))
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise InputError, saying ``where``, if a name is empty or holds a control character or a lone surrogate."""
+    if not name:
+        raise InputError(f"{where}: empty, expected a text")
+    if odd := _CONTROL.search(name):
+        raise InputError(f"{where}: {name!r:.60} holds {odd[0]!r}, expected text without control characters")
