@@ -148,7 +148,7 @@ def compare(
     ```
     """
     from sim.policies import policy_class, policy_classes
-    from sim.tables import comparison
+    from sim.tables import Comparison
 
     keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json})
     wanted = [name.split(",") for name in policy or policy_classes()]
@@ -179,7 +179,7 @@ def compare(
                 )
             )
         write([result.to_json() for result in results])
-    _print(comparison(results), json)
+    _print(Comparison(results), json)
 
 
 def _missing(here: Scene, needs: frozenset[str]) -> list[str]:

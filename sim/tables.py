@@ -1,8 +1,9 @@
 """Reports as tables for a person."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -104,50 +105,69 @@ def _phase(c: Counts) -> dict[str, str]:
     return rows
 
 
-def comparison(reports: Sequence[Report]) -> RenderableType:
-    """Reports of several policies over one scene, the fastest first."""
-    first = reports[0]
-    b = first.bounds
-    table = Table(title="decode, at equal GPU bytes", title_justify="left")
-    table.add_column("policy", style="bold")
-    for name in (
-        "tokens/s",
-        "hit",
-        "late",
-        "miss",
-        "GiB/token",
-        "wasted",
-        "TTFT ms",
-        "TPOT ms",
-        "p99",
-        "predict ms",
-        "policy MiB",
-        "eff.",
-    ):
-        table.add_column(name, justify="right")
-    for report in sorted(reports, key=lambda r: -(r.tokens_per_s or 0)):
-        d = report.decode
-        moved = d.link_bytes["demand"] + d.link_bytes["prefetch"]
-        parameters = ", ".join(
-            f"{k}={v}" for k, v in report.parameters.items() if report.settings["set"].get(k) is not None
+_Column = tuple[str, bool, Callable[[Report], str]]
+_COLUMNS: tuple[_Column, ...] = (
+    # header, shown on narrow terminals too, text
+    ("tokens/s", True, lambda r: number(r.tokens_per_s, 3)),
+    ("hit", True, lambda r: percent(r.decode.hit_ratio)),
+    ("late", True, lambda r: percent(r.decode.late_ratio)),
+    ("miss", True, lambda r: percent(r.decode.miss_ratio)),
+    ("GiB/token", True, lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–"),
+    ("wasted", False, lambda r: percent(r.decode.link_bytes["wasted"] / _moved(r) if _moved(r) else None)),
+    ("TTFT ms", False, lambda r: number(r.ttft_ms.mean, 0)),
+    ("TPOT ms", True, lambda r: number(r.tpot_ms.mean, 1)),
+    ("p99", False, lambda r: number(r.tpot_ms.p99, 1)),
+    ("predict ms", False, lambda r: number(r.decode.time_ms["predict"], 1)),
+    ("tables MiB", False, lambda r: number(r.gpu_bytes["policy"] / 2**20, 1)),
+    ("eff.", True, lambda r: percent(r.efficiency)),
+)
+_WIDE = 132
+
+
+def _moved(report: Report) -> int:
+    return report.decode.link_bytes["demand"] + report.decode.link_bytes["prefetch"]
+
+
+def _named(report: Report) -> str:
+    """The policy and the parameters that were set."""
+    given = ", ".join(f"{k}={v}" for k, v in report.settings["set"].items())
+    return report.policy + (f" ({given})" if given else "")
+
+
+class Comparison:
+    """Reports of several policies over one scene, the fastest first; fewer columns where there is less room."""
+
+    def __init__(self, reports: Sequence[Report]) -> None:
+        self.reports = sorted(reports, key=lambda r: -(r.tokens_per_s or 0))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield heading, table, bounds and notes."""
+        wide = options.max_width >= _WIDE
+        table = Table(title="decode, at equal GPU bytes; efficiency with prefill", title_justify="left")
+        table.add_column("policy", style="bold", overflow="fold")
+        columns = [column for column in _COLUMNS if wide or column[1]]
+        for name, _, _ in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for report in self.reports:
+            table.add_row(escape(_named(report)), *(text(report) for _, _, text in columns))
+        yield heading(self.reports[0])
+        yield table
+        if not wide:
+            hidden = ", ".join(name for name, narrow, _ in _COLUMNS if not narrow)
+            yield Text(f"more in {_WIDE} columns, or with --json: {hidden}", style="dim")
+        bound = next(
+            (r.bounds for r in self.reports if r.bounds["link_tokens_per_s"] is not None), self.reports[0].bounds
         )
-        table.add_row(
-            report.policy + (f" ({parameters})" if parameters else ""),
-            number(report.tokens_per_s, 3),
-            percent(d.hit_ratio),
-            percent(d.late_ratio),
-            percent(d.miss_ratio),
-            gib(moved / d.tokens) if d.tokens else "–",
-            percent(d.link_bytes["wasted"] / moved if moved else None),
-            number(report.ttft_ms.mean, 1),
-            number(report.tpot_ms.mean, 1),
-            number(report.tpot_ms.p99, 1),
-            number(d.time_ms["predict"], 1),
-            number(report.gpu_bytes["policy"] / 2**20, 1),
-            percent(report.efficiency),
-        )
-    bound = next((r.bounds for r in reports if r.bounds["link_tokens_per_s"] is not None), b)
-    compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
-    foot = Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
-    notes = [Text(f"note: {note}", style="yellow") for note in dict.fromkeys(n for r in reports for n in r.notes)]
-    return Group(heading(first), table, foot, *notes)
+        compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
+        yield Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
+        for note, whose in self._notes().items():
+            subject = "" if len(whose) == len(self.reports) else f"{', '.join(whose)}: "
+            yield Text(f"note: {subject}{note}", style="yellow")
+
+    def _notes(self) -> dict[str, list[str]]:
+        """Each note, and the policies that it is about."""
+        notes: dict[str, list[str]] = {}
+        for report in self.reports:
+            for note in report.notes:
+                notes.setdefault(note, []).append(_named(report))
+        return notes
