@@ -187,11 +187,27 @@ def _missing(here: Scene, needs: frozenset[str]) -> list[str]:
 
 
 @app.command
-def policies(*, json: _Json = None) -> None:
-    """List the policies, their parameters and what they need of a trace."""
-    from sim.catalogue import policies_json, policies_table
+def policies(
+    name: Annotated[str | None, Parameter(help="one policy in full: a name or module:Class")] = None,
+    /,
+    *,
+    json: _Json = None,
+) -> None:
+    """List the policies, their parameters and what they need of a trace, or show one with what its parameters mean.
 
-    _show(policies_table(), policies_json(), json)
+    For example:
+
+    ```
+    python -m sim policies
+    python -m sim policies popularity
+    ```
+    """
+    from sim.catalogue import policies_json, policies_table, policy_json, policy_view
+
+    if name is None:
+        _show(policies_table(), policies_json(), json)
+    else:
+        _show(policy_view(name), policy_json(name), json)
 
 
 @app.command
@@ -201,7 +217,15 @@ def models(
     *,
     json: _Json = None,
 ) -> None:
-    """List the built-in models, or show one with its sizes."""
+    """List the built-in models, or show one with its sizes.
+
+    For example:
+
+    ```
+    python -m sim models
+    python -m sim models qwen3-30b-a3b
+    ```
+    """
     from sim.catalogue import model_json, model_table, models_json, models_table
 
     keep_apart([name], {"--json": json})
@@ -218,7 +242,15 @@ def hardware(
     *,
     json: _Json = None,
 ) -> None:
-    """List the built-in hardware profiles, or show one with the source of every figure."""
+    """List the built-in hardware profiles, or show one with the source of every figure.
+
+    For example:
+
+    ```
+    python -m sim hardware
+    python -m sim hardware h200
+    ```
+    """
     from sim.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
     keep_apart([name], {"--json": json})

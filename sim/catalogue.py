@@ -1,13 +1,16 @@
 """The built-in models and machines as tables for people and as JSON for programs."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from sim.hardware import Figure, Hardware, builtin_hardware
 from sim.model import ModelSpec, builtin_models, load_model
-from sim.policies import policy_classes
+from sim.policies import policy_class, policy_classes
 
 
 def models_json() -> list[dict[str, Any]]:
@@ -173,35 +176,54 @@ def machine_table(name_or_path: str | Path) -> Table:
 
 
 def policies_json() -> list[dict[str, Any]]:
-    """Every policy: name, summary, parameters with their defaults, and what it needs."""
-    return [
-        {
-            "name": name,
-            "summary": kind.summary,
-            "parameters": {
-                key: {"default": field.default, "type": str(field.annotation)}
-                for key, field in kind.takes.model_fields.items()
-            },
-            "needs": sorted(kind.needs),
-            "learns": kind.learns,
-            "clairvoyant": kind.clairvoyant,
-            "module": kind.__module__,
-        }
-        for name, kind in policy_classes().items()
-    ]
+    """Every policy, as `policy_json` gives it."""
+    return [policy_json(name) for name in policy_classes()]
+
+
+def policy_json(name: str) -> dict[str, Any]:
+    """One policy: summary, parameters as a JSON schema has them, and what it needs. Raises InputError."""
+    kind = policy_class(name)
+    return {
+        "name": kind.name,
+        "summary": kind.summary,
+        "parameters": kind.takes.model_json_schema().get("properties", {}),
+        "needs": sorted(kind.needs),
+        "learns": kind.learns,
+        "clairvoyant": kind.clairvoyant,
+        "module": kind.__module__,
+    }
 
 
 def policies_table() -> Table:
-    """The same as a table."""
+    """Every policy, its parameters with their defaults (the first of the values that it may take) and its needs."""
     table = Table(title="policies", title_justify="left")
     for column in ("name", "what it does", "parameters", "needs"):
         table.add_column(column, style="bold" if column == "name" else None)
-    for name, kind in policy_classes().items():
-        parameters = ", ".join(f"{key}={field.default}" for key, field in kind.takes.model_fields.items())
-        needs = [
-            *sorted(kind.needs),
-            *(["a profile split"] if kind.learns else []),
-            *(["the future"] if kind.clairvoyant else []),
-        ]
-        table.add_row(name, kind.summary, parameters or "–", ", ".join(needs) or "–")
+    for name in policy_classes():
+        entry = policy_json(name)
+        parameters = ", ".join(_choices(key, schema) for key, schema in entry["parameters"].items())
+        table.add_row(name, entry["summary"], parameters or "–", _needs(entry))
     return table
+
+
+def policy_view(name: str) -> Group:
+    """One policy in full: what it does and what its parameters mean."""
+    kind, entry = policy_class(name), policy_json(name)
+    lines = [Text(kind.name, style="bold"), Text(inspect.getdoc(kind) or kind.summary), Text()]
+    if entry["parameters"]:
+        lines += [Text(inspect.getdoc(kind.takes) or ""), Text()]
+        lines += [Text("--set " + _choices(key, schema)) for key, schema in entry["parameters"].items()]
+    return Group(*lines, Text(f"needs: {_needs(entry)}"), Text(f"module: {entry['module']}", style="dim"))
+
+
+def _choices(key: str, schema: dict[str, Any]) -> str:
+    """``key=default`` and the other values it may take."""
+    values = [schema.get("default"), *(v for v in schema.get("enum", []) if v != schema.get("default"))]
+    return f"{key}={'|'.join(map(str, values))}"
+
+
+def _needs(entry: dict[str, Any]) -> str:
+    wants = [*entry["needs"]]
+    wants += ["a profile split"] if entry["learns"] else []
+    wants += ["the future"] if entry["clairvoyant"] else []
+    return ", ".join(wants) or "–"

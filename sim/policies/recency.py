@@ -22,6 +22,7 @@ class LFUParameters(CacheParameters):
     """Parameters of LFU.
 
     Attributes:
+        scope: share the slots over all layers, or split them evenly, a pool a layer.
         counts: uses count while an expert is resident, or since the run began.
     """
 
