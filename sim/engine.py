@@ -18,16 +18,19 @@ from simpy import Event
 
 from sim.cache import LOADING, RESIDENT, ExpertCache, waves
 from sim.clock import ASIDE, Clock
-from sim.eviction import NEVER, eviction_rule, foresees
+from sim.eviction import NEVER, foresees
 from sim.link import Link, Observer, Transfer
 from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
-from sim.plan import Discipline, Plan, Requests
+from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError, Requests
 from sim.workload import Workload
 from traces.errors import InputError
 
 
 class SimulationError(RuntimeError):
     """The run cannot go on: a defect of the engine or of a policy's own eviction rule, never of the input."""
+
+    def __str__(self) -> str:
+        return f"the run cannot go on: {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,13 @@ def settle(
 
     Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
     """
+    plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
     chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
-    if chunks < 1:
-        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1")
-    eviction_rule(plan.eviction)
-    if plan.requests is not None:
-        plan.requests.check(work.n_layers, work.n_experts, work.schedule.n_steps)
+    if not 1 <= chunks <= MOST_CHUNKS:
+        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
     every = sum(work.expert_bytes) * work.n_experts
+    if plan.gpu_bytes > budget and not plan.everything_resident:
+        raise PlanError(f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are")
     left = every if plan.everything_resident else budget - plan.gpu_bytes
     return Terms(split_slots(left, work.expert_bytes, plan.per_layer), discipline or plan.discipline, chunks)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.compiled import SHORT, cannot_keep_code, declined, run_compiled
-from sim.engine import Run
+from sim.engine import Run, settle
 from sim.link import Observer
 from sim.log import Log
 from sim.plan import Discipline, Plan
@@ -40,6 +40,7 @@ def execute(
     ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.
     Raises InputError as both engines do, and if ``engine`` is compiled and that cannot be.
     """
+    settle(work, plan, budget, discipline, chunks)  # what is wrong with a plan comes before who could run it
     watched = observer is not None
     reason = "a run that is watched, as for a timeline, needs engine simpy" if watched else declined(work, plan)
     if engine == "compiled" and reason:

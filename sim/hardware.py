@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sim.faults import expectation
 from traces.errors import InputError
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -172,7 +173,7 @@ class Hardware(_Checked):
         try:
             decoded = text.decode("utf-8") if isinstance(text, bytes) else text
             fields = tomllib.loads(decoded)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{name}: not valid TOML: {error}") from error
         return cls.from_dict(fields, name)
 
@@ -281,16 +282,7 @@ def _first_fault(error: ValidationError) -> str:
     """The first complaint as one line: field, value, what would be right."""
     fault = error.errors()[0]
     field = ".".join(str(part) for part in fault["loc"])
-    expected = {
-        "extra_forbidden": "no such field",
-        "float_type": "a number, with a decimal point",
-        "model_type": "a number, with a decimal point, or a table",
-        "greater_than_equal": "0 or more",
-        "less_than_equal": "at most 1e9",
-        "bool_type": "true or false",
-        "finite_number": "a finite number",
-        "missing": "a value",
-    }.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+    expected = expectation(fault)
     if fault["type"] == "missing":
         return f"{field} is missing; expected {expected}"
     found = fault["input"]

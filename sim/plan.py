@@ -10,12 +10,62 @@ executed by the SimPy engine, by a compiled one, or by a real GPU.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sim.eviction import Eviction
+from sim.eviction import Eviction, eviction_rule
 from traces.errors import InputError
+
+MOST_CHUNKS = 1_000_000
+"""Pieces of a transfer; more is a slip of the keyboard."""
+
+
+class PlanError(InputError):
+    """A plan asks for what cannot be: the policy that made it is at fault. Names the field of the plan."""
+
+
+def _at_fault(field: str, value: object, expected: str) -> PlanError:
+    return PlanError(f"plan: {field} is {value!r}; expected {expected}")
+
+
+def _integers(field: str, array: Any, dimensions: int = 1, length: int | None = None) -> None:
+    """Raise PlanError unless ``array`` holds integers of up to 64 bits in so many dimensions (and so many rows)."""
+    rows = "" if length is None else f" of {length}"
+    expected = f"an array{rows} of integers in {dimensions} dimension{'s'[: dimensions - 1]}"
+    if not isinstance(array, np.ndarray):
+        raise _at_fault(field, type(array).__name__, expected)
+    fits = array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64)
+    if not fits or array.ndim != dimensions or (length is not None and len(array) != length):
+        raise _at_fault(field, f"{array.dtype} {array.shape}", expected)
+
+
+def _within(field: str, array: np.ndarray, least: int, end: int) -> None:
+    """Raise PlanError, naming the place, unless ``least <= array < end``."""
+    wrong = np.flatnonzero((array < least) | (array >= end))
+    if len(wrong):
+        raise _at_fault(f"{field}[{wrong[0]}]", int(array[wrong[0]]), f"{least} to {end - 1}")
+
+
+def _moments(field: str, array: Any, end: int) -> None:
+    """Raise PlanError unless ``array`` are moments of the run that rise strictly."""
+    _integers(field, array)
+    _within(field, array, 0, end)
+    falls = np.flatnonzero(array[1:] <= array[:-1])
+    if len(falls):
+        i = falls[0] + 1
+        raise _at_fault(f"{field}[{i}]", int(array[i]), f"more than {array[i - 1]}, the one before")
+
+
+def _number(field: str, value: object, least: int = 0, most: int = 2**62) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        raise _at_fault(field, value, f"a whole number from {least} to {most}")
+
+
+def _switch(field: str, value: object) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise _at_fault(field, value, "True or False")
 
 
 @dataclass(frozen=True)
@@ -48,26 +98,30 @@ class Requests:
         return Requests(distinct, np.append(first, len(moment)), call, expert, ranks)
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
-        """Raise InputError if a request is for a call that has passed, or for an expert of another layer."""
-        moment = np.repeat(self.moment, np.diff(self.offsets))
-        step, point = np.divmod(moment, n_layers + 1)
+        """Raise PlanError for wrong arrays, a call that has passed or never comes, or an expert of another layer."""
+        _moments("requests.moment", self.moment, n_steps * (n_layers + 1))
+        _integers("requests.offsets", self.offsets, length=len(self.moment) + 1)
+        _integers("requests.call", self.call)
+        _integers("requests.expert", self.expert, length=len(self.call))
+        _integers("requests.priority", self.priority, length=len(self.call))
+        falls = np.any(self.offsets[1:] < self.offsets[:-1])
+        if falls or self.offsets[0] != 0 or self.offsets[-1] != len(self.call):
+            raise _at_fault("requests.offsets", self.offsets.tolist()[:8], f"rising from 0 to {len(self.call)}")
+        _within("requests.call", self.call, 0, n_steps * n_layers)
+        _within("requests.expert", self.expert, 0, n_layers * n_experts)
+        step, point = np.divmod(np.repeat(self.moment, np.diff(self.offsets)), n_layers + 1)
         late = np.flatnonzero(self.call < step * n_layers + point)
         if len(late):
             i = late[0]
-            raise InputError(
+            raise PlanError(
                 f"plan: request {i} at step {step[i]}, point {point[i]} is for call {self.call[i]}, which has passed"
             )
-        stray = np.flatnonzero((self.expert // n_experts != self.call % n_layers) | (self.expert < 0))
+        stray = np.flatnonzero(self.expert // n_experts != self.call % n_layers)
         if len(stray):
             i = stray[0]
-            raise InputError(
+            raise PlanError(
                 f"plan: request {i} for call {self.call[i]} (routed layer {self.call[i] % n_layers}) names expert "
                 f"{self.expert[i]}, of layer {self.expert[i] // n_experts}"
-            )
-        beyond = np.flatnonzero(self.call >= n_steps * n_layers)
-        if len(beyond):
-            raise InputError(
-                f"plan: request {beyond[0]} is for call {self.call[beyond[0]]}; the run has {n_steps * n_layers}"
             )
 
 
@@ -82,6 +136,15 @@ class Values:
     index: np.ndarray
     table: np.ndarray
 
+    def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
+        """Raise PlanError for wrong arrays, a row that the table lacks, or a table that is not one value an expert."""
+        _moments("values.moment", self.moment, n_steps * (n_layers + 1))
+        _integers("values.index", self.index, length=len(self.moment))
+        _integers("values.table", self.table, dimensions=2)
+        _within("values.index", self.index, 0, len(self.table))
+        if self.table.shape[1] != n_layers * n_experts:
+            raise _at_fault("values.table", self.table.shape, f"{n_layers * n_experts} columns, one an expert")
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -95,6 +158,18 @@ class Prediction:
     ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     critical: bool = True
     prompt_ns: int = 0
+
+    def check(self, n_layers: int, n_steps: int) -> None:
+        """Raise PlanError for wrong arrays or a time below 0."""
+        _moments("prediction.moment", self.moment, n_steps * (n_layers + 1))
+        _integers("prediction.ns", self.ns, length=len(self.moment))
+        _within("prediction.ns", self.ns, 0, 2**62)
+        _number("prediction.prompt_ns", self.prompt_ns)
+        _switch("prediction.critical", self.critical)
+
+    def total_ns(self, prefills: int) -> int:
+        """Time of all predictions of a run with so many prefills."""
+        return sum(self.ns.tolist()) + int(self.prompt_ns) * prefills
 
 
 Discipline = Literal["fifo", "demand-first", "preemptive"]
@@ -129,3 +204,26 @@ class Plan:
     gpu_bytes: int = 0
     discipline: Discipline = "preemptive"
     chunks: int = 0
+
+    def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
+        """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
+        for name in ("per_layer", "keep", "stream_prefill", "everything_resident"):
+            _switch(name, getattr(self, name))
+        for name, kind in (("requests", Requests), ("values", Values)):
+            part = getattr(self, name)
+            if not isinstance(part, kind | None):
+                raise _at_fault(name, type(part).__name__, f"{kind.__name__} or None")
+            if part is not None:
+                part.check(n_layers, n_experts, n_steps)
+        if not isinstance(self.prediction, Prediction):
+            raise _at_fault("prediction", type(self.prediction).__name__, "a Prediction")
+        self.prediction.check(n_layers, n_steps)
+        if not isinstance(self.eviction, str) and not callable(self.eviction):
+            raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
+        eviction_rule(self.eviction)
+        if self.eviction == "score" and self.values is None:
+            raise _at_fault("values", None, "Values, which eviction 'score' goes by")
+        if self.discipline not in get_args(Discipline):
+            raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
+        _number("gpu_bytes", self.gpu_bytes)
+        _number("chunks", self.chunks, most=MOST_CHUNKS)

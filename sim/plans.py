@@ -22,7 +22,7 @@ import numpy as np
 
 from sim.keep import cache_folder
 from sim.plan import Plan
-from sim.policies import Policy, Setting
+from sim.policies import Policy, Setting, blaming
 from sim.view import View
 from traces.errors import InputError
 from traces.files import atomic_path
@@ -48,12 +48,21 @@ def plan_of(policy: Policy, setting: Setting, view: View, run: Mapping[str, Any]
     key = _key(policy, setting, run) if policy.dear and not policy.clairvoyant and run.get("trace") else None
     folder = cache_folder("plans") if key else None
     if key is None or folder is None:
-        return policy.plan(view)
+        return _decide(policy, view)
     path = folder / f"{policy.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
     plan = _load(path, key)
     if plan is None:
-        plan = policy.plan(view)
+        plan = _decide(policy, view)
         _save(path, key, plan)
+    return plan
+
+
+def _decide(policy: Policy, view: View) -> Plan:
+    """Have the policy plan. Raises InputError that names it if it fails or returns something else."""
+    with blaming(f"policy {policy.name}: plan"):
+        plan = policy.plan(view)
+    if not isinstance(plan, Plan):
+        raise InputError(f"policy {policy.name}: plan returned {type(plan).__name__}; expected a sim.plan.Plan")
     return plan
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -19,9 +20,9 @@ from sim.hardware import Hardware
 from sim.link import Observer
 from sim.metrics import Report, report
 from sim.model import ModelSpec, resolve_model
-from sim.plan import Discipline, Plan
+from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
-from sim.policies import Setting, make_policy, policy_class
+from sim.policies import Setting, blaming, make_policy, policy_class
 from sim.view import View
 from sim.workload import Workload, batched, workload
 from traces.errors import InputError
@@ -178,17 +179,24 @@ def replay(
 ) -> Report:
     """Run one policy over a scene and report. Raises InputError."""
     plan, parameters = plan_for(scene, policy, values)
-    done = execute(
-        scene.work,
-        plan,
-        scene.budget,
-        engine=engine,
-        discipline=discipline,
-        chunks=chunks,
-        observer=observer,
-        progress=progress,
-    )
-    return describe(scene, plan, policy_class(policy).name, parameters, values or {}, done, discipline, chunks)
+    name = policy_class(policy).name
+    # An eviction rule of the policy's own is as much other people's code as the policy.
+    watch = nullcontext() if isinstance(plan.eviction, str) else blaming(f"policy {name}: eviction")
+    try:
+        with watch:
+            done = execute(
+                scene.work,
+                plan,
+                scene.budget,
+                engine=engine,
+                discipline=discipline,
+                chunks=chunks,
+                observer=observer,
+                progress=progress,
+            )
+    except PlanError as wrong:
+        raise InputError(f"policy {name}: {wrong}") from None
+    return describe(scene, plan, name, parameters, values or {}, done, discipline, chunks)
 
 
 def describe(

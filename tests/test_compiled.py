@@ -17,7 +17,7 @@ from sim.engine import Run, settle
 from sim.engines import execute
 from sim.eviction import EVICTIONS, LRU
 from sim.log import Log
-from sim.plan import Discipline, Plan
+from sim.plan import Discipline, Plan, Values
 from sim.policies import policy_classes
 from sim.replay import replay, scene
 from sim.timeline import timeline

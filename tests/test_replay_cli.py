@@ -241,6 +241,18 @@ WRONG: list[tuple[list[str], str]] = [
     (["--discipline", "lifo"], "--discipline"),
     (["--profile", "nowhere.npz"], "nowhere.npz"),
     (["--what"], "--what"),
+    (["--policy", ".a:b"], "policy '.a:b': cannot import '.a:b'"),
+    (["--policy", ":b"], "policy ':b': cannot import ':b'"),
+    (["--policy", "a:"], "policy 'a:': cannot import 'a:'"),
+    (["--set", "scope=layer", "scope=layer"], "--set 'scope=layer': scope is given twice"),
+    (["--set", "scope=" + "[" * 100_000], "--set scope: nested too deep"),
+    (["--policy", "previous-token", "--set", f"ahead={10**27}"], "parameter ahead = 1"),
+    (["--policy", "previous-token", "--set", "ahead=1.5"], "parameter ahead = 1.5; expected a whole number"),
+    (["--policy", "previous-token", "--set", "ahead=-1"], "parameter ahead = -1; expected 0 or more"),
+    (["--batch", "1.9"], "'1.9'; expected a whole number"),
+    (["--seed", "1.7"], "'1.7'; expected a whole number"),
+    (["--chunks", "1.5"], "'1.5'; expected a whole number"),
+    (["--chunks", "1000001"], "chunks: 1000001 pieces of a transfer; give at least 1, at most 1000000"),
 ]
 
 
@@ -249,6 +261,28 @@ def test_wrong_arguments_are_one_line_and_leave_no_file(
     said: Any, trace: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     refused(said, tmp_path, message, "replay", trace, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "lru,,"], "--policy lru: '': expected key=value"),
+        (["--policy", "lru,scope=layer,scope=global"], "--policy lru: 'scope=global': scope is given twice"),
+    ],
+)
+def test_wrong_settings_of_a_comparison_name_the_policy(
+    said: Any, trace: Path, arguments: list[str], message: str
+) -> None:
+    status, out, err = said("compare", trace, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "-1"], ["--long", "-5"], ["--long", "3"]])
+def test_the_benchmark_checks_its_sizes_first(said: Any, arguments: list[str]) -> None:
+    status, out, err = said("bench", *arguments)
+    assert (status, out) == (2, "")
+    assert err == f"error: {arguments[0]}: {arguments[1]} decode tokens; expected 4 to 5,000,000\n"
 
 
 def refused(said: Any, folder: Path, message: str, *arguments: object) -> None:
@@ -399,6 +433,65 @@ def test_a_policy_with_a_bad_plan_is_named(said: Any, trace: Path, plugin: Any, 
     plugin("outsider-policy")
     for rule, message in (("belady", "eviction 'belady' is unknown"), ("next-use", "is told the future")):
         refused(said, tmp_path, message, "replay", trace, "--policy", "outsider-policy", "--set", f"rule={rule}")
+
+
+BAD = """
+import sys
+
+from sim.plan import Plan
+from sim.policies import Policy
+
+
+class Bad(Policy):
+    name = "bad"
+
+    def plan(self, view):
+        {body}
+
+
+{top}
+"""
+CANNOT = "policy 'bad_policy:Bad': cannot import 'bad_policy:Bad': "
+FAULTS = [
+    ("raise KeyError('boom')", "", "policy bad: plan: KeyError: 'boom' (bad_policy.py, line 12; MOE_REPLAY_DEBUG=1"),
+    ("sys.exit(0)", "", "policy bad: plan: SystemExit: 0"),
+    ("return None", "", "policy bad: plan returned NoneType; expected a sim.plan.Plan"),
+    ("return Plan(gpu_bytes=-1)", "", "policy bad: plan: gpu_bytes is -1; expected"),
+    ("view.future()", "", "policy bad: plan: PermissionError"),
+    ("return Plan(eviction=lambda first_call: 1 / 0)", "", "policy bad: eviction: ZeroDivisionError"),
+    ("def (:", "", CANNOT + "SyntaxError"),
+    ("return Plan()", "sys.exit(0)", CANNOT + "SystemExit: 0"),
+    ("return Plan()", "1 / 0", CANNOT + "ZeroDivisionError"),
+    ("return Plan()", "Bad = 3", "'bad_policy:Bad' is not a sim.policies.Policy"),
+]
+
+
+@pytest.fixture
+def bad_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def write(body: str, top: str) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "bad_policy.py").write_text(BAD.format(body=body, top=top), encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    yield write
+    sys.modules.pop("bad_policy", None)
+
+
+@pytest.mark.parametrize(("body", "top", "message"), FAULTS, ids=[message[-40:] for _, _, message in FAULTS])
+def test_whatever_a_policy_does_is_one_line(
+    said: Any, trace: Path, tmp_path: Path, bad_policy: Any, body: str, top: str, message: str
+) -> None:
+    bad_policy(body, top)
+    refused(said, tmp_path, message, "replay", trace, "--policy", "bad_policy:Bad")
+
+
+def test_the_traceback_of_a_policy_can_be_had(
+    said: Any, trace: Path, bad_policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad_policy("raise KeyError('boom')", "")
+    monkeypatch.setenv("MOE_REPLAY_DEBUG", "1")
+    with pytest.raises(KeyError, match="boom"):
+        said("replay", trace, "--policy", "bad_policy:Bad")
 
 
 # -- locales -----------------------------------------------------------------------------------------------------------

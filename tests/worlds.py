@@ -197,12 +197,14 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
             expert[i] = rng.choice(ids)
     some = np.unique(rng.integers(0, n_steps * (n_layers + 1), 6))
     table = rng.integers(-5, 6, (3, n_layers * work.n_experts))
+    eviction = str(rng.choice(sorted(EVICTIONS)))
+    valued = eviction == "score" or rng.random() < 0.5
     return Plan(
-        eviction=str(rng.choice(sorted(EVICTIONS))),
+        eviction=eviction,
         per_layer=bool(rng.random() < 0.3),
         keep=bool(rng.random() < 0.8),
         requests=Requests.build(moment, call, expert, rng.integers(-3, 4, len(call)) if rng.random() < 0.5 else None),
-        values=Values(some, rng.integers(0, 3, len(some)), table) if rng.random() < 0.5 else None,
+        values=Values(some, rng.integers(0, 3, len(some)), table) if valued else None,
         prediction=Prediction(
             some,
             rng.integers(0, 12, len(some)) * int(rng.choice([1, 10_000])),

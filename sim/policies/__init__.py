@@ -13,10 +13,11 @@ from pkgutil import iter_modules
 
 from pydantic import ValidationError
 
-from sim.policies.base import Parameters, Policy, Setting
+from sim.faults import expectation
+from sim.policies.base import Parameters, Policy, Setting, blaming
 from traces.errors import InputError
 
-__all__ = ["Parameters", "Policy", "Setting", "make_policy", "policy_class", "policy_classes"]
+__all__ = ["Parameters", "Policy", "Setting", "blaming", "make_policy", "policy_class", "policy_classes"]
 
 GROUP = "moe_replay.policies"
 
@@ -68,10 +69,11 @@ def make_policy(name: str, setting: Setting, values: dict[str, object] | None = 
         where = ".".join(map(str, first["loc"]))
         known = ", ".join(kind.takes.model_fields) or "none"
         raise InputError(
-            f"policy {kind.name}: parameter {where} = {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]} "
+            f"policy {kind.name}: parameter {where} = {first['input']!r}; expected {expectation(first)} "
             f"(parameters: {known})"
         ) from None
-    return kind(setting, parameters)
+    with blaming(f"policy {kind.name}"):
+        return kind(setting, parameters)
 
 
 def _is_policy(value: object) -> bool:
@@ -79,16 +81,14 @@ def _is_policy(value: object) -> bool:
         isclass(value)
         and issubclass(value, Policy)
         and not getattr(value, "__abstractmethods__", None)
-        and hasattr(value, "name")
+        and isinstance(getattr(value, "name", None), str)
     )
 
 
 def _imported(path: str, what: str) -> type[Policy]:
     module, _, name = path.partition(":")
-    try:
+    with blaming(f"{what}: cannot import {path!r}"):
         value = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as wrong:
-        raise InputError(f"{what}: cannot import {path!r}: {wrong}") from None
     if not _is_policy(value):
         raise InputError(f"{what}: {path!r} is not a sim.policies.Policy with a name and a plan method")
     return value

@@ -4,9 +4,13 @@ To add one, copy a file of this folder; nothing else is touched. A policy of ano
 entry-point group ``moe_replay.policies``, or is named as ``module:Class``.
 """
 
+import os
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +18,26 @@ from pydantic import BaseModel, ConfigDict
 from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.view import View
+from traces.errors import InputError
 from traces.trace import Trace
+
+DEBUG = "MOE_REPLAY_DEBUG"
+"""Environment variable: set, an exception in somebody's policy comes through with its traceback."""
+
+
+@contextmanager
+def blaming(whose: str) -> Iterator[None]:
+    """Turn whatever code of others raises (or its attempt to exit) into an InputError that names it and the place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as wrong:
+        if os.environ.get(DEBUG):
+            raise
+        last = traceback.extract_tb(wrong.__traceback__)[-1]
+        place = "" if "importlib" in last.filename else f"{Path(last.filename).name}, line {last.lineno}; "
+        raise InputError(f"{whose}: {type(wrong).__name__}: {wrong} ({place}{DEBUG}=1 shows the traceback)") from None
 
 
 class Parameters(BaseModel):
@@ -51,7 +74,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
     takes: ClassVar[type[Parameters]] = Parameters
     needs: ClassVar[frozenset[str]] = frozenset()
     learns: ClassVar[bool] = False

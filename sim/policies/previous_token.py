@@ -16,7 +16,7 @@ class PreviousTokenParameters(base.Parameters):
         ahead: how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins.
     """
 
-    ahead: int = Field(default=0, ge=0)
+    ahead: int = Field(default=0, ge=0, le=10_000)
 
 
 class PreviousToken(Policy):
