@@ -26,9 +26,12 @@ from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.view import View
 from sim.workload import Workload, batched, workload
+from traces.errors import InputError
 from traces.trace import DECODE, Trace
 
 T = TypeVar("T")
+
+MOST_TOKENS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,11 @@ def run_bench(tokens: int, long: int) -> tuple[list[Row], list[CacheRow]]:
     """Measure, the best of three runs each: SimPy on traces of ``tokens`` decode tokens, compiled on ``long``.
 
     Models with more experts get a quarter of the tokens. Without numba the compiled engine and the caches are left out.
+    Raises InputError for fewer than 4 tokens, or more than memory holds.
     """
+    for flag, count in (("--tokens", tokens), ("--long", long)):
+        if not 4 <= count <= MOST_TOKENS:
+            raise InputError(f"{flag}: {count} decode tokens; expected 4 to {MOST_TOKENS:,}")
     rows = []
     simpy: dict[Case, float] = {}
     for case in CASES:

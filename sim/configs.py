@@ -108,7 +108,7 @@ def _stored_bytes(fields: Fields, expert_parameters: int) -> dict[str, int]:
     """
     key = "dtype" if fields.config.get("dtype") is not None else "torch_dtype"
     dtype = fields.config.get(key) or "bfloat16"
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise fields.fail(key, f"one of {', '.join(DTYPE_BYTES)}")
     plain = DTYPE_BYTES[dtype]
     quantised = fields.config.get("quantization_config") or {}

@@ -226,7 +226,7 @@ def load_model(name_or_path: str) -> ModelSpec:
         raise InputError(f"model {name_or_path!r} is unknown; expected a config.json or one of {', '.join(RELEASED)}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({error}); expected a Hugging Face config.json") from error
     return ModelSpec.from_config(config, str(path))
 
