@@ -15,6 +15,8 @@ from sim.__main__ import main as sim_main
 from traces.__main__ import main as traces_main
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
+from traces.prompts import read_prompts
+from traces.trace import Trace
 
 LAW = Path(__file__).parents[1] / "traces/mixtral_law.npz"
 MACHINE = Path(__file__).parents[1] / "sim/profiles/l40.toml"
@@ -86,7 +88,37 @@ def test_no_command_overwrites_what_it_reads_or_writes_twice(files, main, argume
 def test_names_of_no_file_none_standard_output_and_devices_are_apart(files):
     keep_apart(["mixtral-8x7b", None, "trace.npz", "model"], {"--json": "-", "--timeline": None, "-o": "new.npz"})
     keep_apart(["model"], {"-o": "model/new.json"})
-    keep_apart(["/dev/null"], {"--json": "/dev/null", "--timeline": "/dev/null"})
+    keep_apart([], {"--json": "/dev/null", "--timeline": "/dev/null"})
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (sim_main, ["replay", "{}"]),
+        (sim_main, ["replay", "trace.npz", "--profile", "{}"]),
+        (sim_main, ["compare", "trace.npz", "--model", "{}"]),
+        (sim_main, ["models", "{}"]),
+        (sim_main, ["hardware", "{}"]),
+        (traces_main, ["info", "{}"]),
+        (traces_main, ["verify", "{}"]),
+        (traces_main, ["convert", "{}", "-o", "new.npz"]),
+        (traces_main, ["capture", "model", "--prompts", "{}", "-o", "new.npz"]),
+        (traces_main, ["compare-routing", "trace.npz", "--records", "{}", "-o", "new.npz"]),
+        (traces_main, ["compare-routing", "trace.npz", "--document", "{}", "-o", "new.npz"]),
+    ],
+)
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero"])
+def test_an_input_that_may_never_end_is_refused_at_once(files, main, arguments, path, capsys):
+    os.mkfifo("pipe")  # nobody writes to it
+    assert main([argument.format(path) for argument in arguments]) == 2
+    assert f"{path}: must be a regular file" in capsys.readouterr().err
+
+
+def test_readers_refuse_a_pipe_without_a_command_line(files):
+    os.mkfifo("pipe")
+    for read in (Trace.load, read_prompts):
+        with pytest.raises(InputError, match="pipe: must be a regular file"):
+            read("pipe")
 
 
 @pytest.mark.parametrize(

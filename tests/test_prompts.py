@@ -55,6 +55,7 @@ def test_a_lone_prompt_is_for_evaluation(tmp_path):
         ('{"prompt": 3}', "line 2: field 'prompt' is 3; expected a text"),
         ('{"prompt": " "}', "line 2: field 'prompt' is ' '"),
         ('{"prompt": "a", "domain": ""}', "line 2: field 'domain' is ''"),
+        (r'{"prompt": "a", "domain": "\u001b[31m"}', r"line 2: domain: '\\x1b\[31m' holds"),
         ('{"messages": []}', r"line 2: field 'messages' is \[\]"),
         ('{"messages": [{"role": "user"}]}', "line 2: message 0 is"),
         ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: expected a user message"),

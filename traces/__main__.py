@@ -9,7 +9,8 @@ from cyclopts import App, Parameter
 
 from traces.cli import run
 from traces.errors import InputError
-from traces.files import keep_apart
+from traces.files import check_regular, keep_apart
+from traces.whole import Whole
 from traces.words import printable
 
 app = App(
@@ -29,13 +30,13 @@ def train(
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
     topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
     minutes: Annotated[float | None, Parameter(help="time budget; default 6 unless --tokens is given")] = None,
-    tokens: Annotated[int | None, Parameter(help="token budget")] = None,
-    batch: Annotated[int, Parameter(help="sequences a step")] = 48,
-    length: Annotated[int, Parameter(help="tokens a sequence")] = 512,
+    tokens: Annotated[Whole | None, Parameter(help="token budget")] = None,
+    batch: Annotated[Whole, Parameter(help="sequences a step")] = 48,
+    length: Annotated[Whole, Parameter(help="tokens a sequence")] = 512,
     learning_rate: Annotated[float, Parameter(help="highest learning rate")] = 3e-4,
     balance: Annotated[float, Parameter(help="weight of the load-balancing loss")] = 0.02,
     redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start anew")] = 0.25,
-    seed: int = 0,
+    seed: Whole = 0,
     device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
 ) -> None:
     """Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
@@ -79,17 +80,17 @@ def capture(
     domain: Annotated[list[str] | None, Parameter(help="domains of --corpora", consume_multiple=True)] = None,
     licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
     profile_tokens: Annotated[
-        int | None, Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
+        Whole | None, Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
     ] = None,
-    eval_tokens: Annotated[int | None, Parameter(help="the same for the evaluation split; 600, else all")] = None,
-    eval_sequences: Annotated[int, Parameter(help="evaluation sequences wanted at least")] = 40,
+    eval_tokens: Annotated[Whole | None, Parameter(help="the same for the evaluation split; 600, else all")] = None,
+    eval_sequences: Annotated[Whole, Parameter(help="evaluation sequences wanted at least")] = 40,
     prompt_tokens: Annotated[
-        int | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
+        Whole | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
     ] = None,
-    new_tokens: Annotated[int, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
-    batch: Annotated[int, Parameter(help="sequences run together, padded")] = 32,
+    new_tokens: Annotated[Whole, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
+    batch: Annotated[Whole, Parameter(help="sequences run together, padded")] = 32,
     chunk: Annotated[
-        int, Parameter(help="most rows run together, which bounds memory; longer prompts go in pieces")
+        Whole, Parameter(help="most rows run together, which bounds memory; longer prompts go in pieces")
     ] = (4096),
     decoding: Annotated[
         str, Parameter(help="sampled, greedy or teacher-forced (on the text's own response)")
@@ -103,7 +104,7 @@ def capture(
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
-    seed: int = 0,
+    seed: Whole = 0,
 ) -> None:
     """Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
 
@@ -159,7 +160,7 @@ def convert(
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
     kind: Annotated[str | None, Parameter(help="gpt-oss, esft, device or serving; default: told by its arrays")] = None,
     model: Annotated[str | None, Parameter(help="the model whose costs are charged, e.g. mixtral-8x7b")] = None,
-    experts: Annotated[int | None, Parameter(help="routed experts of a layer, where the file does not say")] = None,
+    experts: Annotated[Whole | None, Parameter(help="routed experts of a layer, where the file does not say")] = None,
     layers: Annotated[str | None, Parameter(help="model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
     domain: Annotated[
         str | None, Parameter(help="domain of all sequences; default: what the file says, else its name")
@@ -199,9 +200,9 @@ def subset(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    profile_tokens: Annotated[int, Parameter(help="decode tokens of the profile split")],
-    eval_tokens: Annotated[int, Parameter(help="decode tokens of the evaluation split")],
-    eval_sequences: Annotated[int, Parameter(help="sequences of the evaluation split, at least")] = 40,
+    profile_tokens: Annotated[Whole, Parameter(help="decode tokens of the profile split")],
+    eval_tokens: Annotated[Whole, Parameter(help="decode tokens of the evaluation split")],
+    eval_sequences: Annotated[Whole, Parameter(help="sequences of the evaluation split, at least")] = 40,
 ) -> None:
     """Keep the first sequences of each domain and split of a trace, whole, until both counts suffice; say so in meta.
 
@@ -252,7 +253,7 @@ def verify(
         str | None, Parameter(help="the checkpoint it was captured from: run some sequences again")
     ] = None,
     sha256: Annotated[str | None, Parameter(help="the hash that the file must have")] = None,
-    sequences: Annotated[int, Parameter(help="how many to run again")] = 4,
+    sequences: Annotated[Whole, Parameter(help="how many to run again")] = 4,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
@@ -272,6 +273,7 @@ def verify(
     from traces.verify import show
     from traces.verify import verify as verify_trace
 
+    keep_apart([trace, model, adapter], {})
     show(
         verify_trace(
             trace, model, sha256=sha256, sequences=sequences, device=device, adapter=adapter,
@@ -309,6 +311,8 @@ def compare_routing(
     from traces.comparison import compare, tables
 
     keep_apart([*traces, *(beside or []), *(records or [])], {"--output": output, "--document": document})
+    if document is not None:  # read, and replaced
+        check_regular(document)
     print(tables(compare(traces, beside or [], records or [], output, document)), end="")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from traces.errors import InputError
+from traces.files import check_regular
 
 # Everything that zipfile, zlib and NumPy's header parser have been seen to raise on damaged bytes.
 _DAMAGE = (
@@ -35,12 +36,15 @@ def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[
     """Read every array of an .npz (or the one of an .npy, under the name ``""``) and the file's sha256.
 
     ``known`` limits the names an .npz may hold. Peak memory is the arrays as stored. Raises InputError, one line, for
-    a file that is missing, a folder, truncated, damaged, holds object arrays (never unpickled) or unknown names.
+    a file that is missing, no regular file, truncated, damaged, holds object arrays (never unpickled) or unknown names.
     """
     name = shown(path)
     try:
+        check_regular(path)
         size = Path(path).stat().st_size
         handle = Path(path).open("rb")  # noqa: SIM115 (closed by the with below; only opening may fail here)
+    except InputError:
+        raise
     except IsADirectoryError:
         raise InputError(f"{name}: is a folder, expected an .npz file") from None
     except (OSError, ValueError) as error:

@@ -15,17 +15,20 @@ Name = str | Path
 def keep_apart(
     inputs: Iterable[Name | None], outputs: Mapping[str, Name | None], *, folders: Mapping[str, Name] | None = None
 ) -> None:
-    """Refuse outputs that cannot be written or would destroy an input or another output, before any work is done.
+    """Refuse, before any work is done, outputs that cannot be written or would destroy an input or another output.
 
     ``inputs`` are all that the command reads; one that is no path (the name of a model) or None is passed over, and a
     folder stands for all that is in it. ``outputs`` are the files that it writes, by option, ``folders`` the folders;
     None and ``-`` (standard output) are passed over. Links, symbolic or hard, count as what they lead to. Raises
-    InputError naming the option, OSError for a path that cannot be looked at.
+    InputError naming the option, or an input that :func:`check_regular` refuses; OSError for a path that cannot be
+    looked at.
     """
+    read = [Path(path) for path in inputs if path is not None and os.path.lexists(path)]
+    for source in read:
+        check_regular(source)
     files = {option: Path(path) for option, path in outputs.items() if path is not None and str(path) != "-"}
     for option, path in files.items():
         _check_writable(path, f"{option} {path}")
-    read = [Path(path) for path in inputs if path is not None and os.path.lexists(path)]
     earlier: dict[str, Path] = {}
     for option, path in [*files.items(), *((option, Path(path)) for option, path in (folders or {}).items())]:
         if _in_place(path):  # a device or a pipe loses nothing
@@ -37,6 +40,12 @@ def keep_apart(
             if _same(path, taken):
                 raise InputError(f"{option} {path}: is what {other} names too; name another")
         earlier[option] = path
+
+
+def check_regular(path: Name) -> None:
+    """Raise InputError if there is a pipe, a device or a socket: reading it may never end, and only once succeeds."""
+    if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+        raise InputError(f"{path}: must be a regular file; save what it gives to one first")
 
 
 @contextmanager

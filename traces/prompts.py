@@ -14,6 +14,7 @@ from traces.assemble import split_in_order
 from traces.corpora import DomainText, Row, normalised
 from traces.decoding import Prompt
 from traces.errors import InputError
+from traces.files import check_regular
 from traces.words import check_name
 
 TEMPLATES = ("plain", "chat")
@@ -31,6 +32,7 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     Raises InputError naming the line and the field, or the file if it holds no prompt.
     """
     name = shown(path)
+    check_regular(path)
     read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
     domains: dict[str, list[Row]] = {}
     try:
