@@ -13,7 +13,7 @@ from traces.errors import InputError
 
 @dataclass(frozen=True)
 class Given:
-    """What a person says of a record; None leaves it to the file."""
+    """What a person says of a record; None leaves it to the file. A known model may be written in any case."""
 
     model: str | None = None
     experts: int | None = None
@@ -21,6 +21,10 @@ class Given:
     domain: str | None = None
     source: str | None = None
     licence: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.model.lower() in KNOWN:
+            object.__setattr__(self, "model", self.model.lower())
 
 
 @dataclass(frozen=True)
