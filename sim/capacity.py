@@ -2,6 +2,7 @@
 
 import re
 
+from sim.workload import MOST
 from traces.errors import InputError
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1}
@@ -24,6 +25,8 @@ def parse_capacity(text: str, expert_bytes: tuple[int, ...], n_experts: int) -> 
         size = int(total * number / 100)
     else:
         size = int(number * (_UNITS[unit] if unit else max(expert_bytes)))
+    if size > MOST:
+        raise InputError(f"--cache {text!r}: {size:.1e} bytes; expected at most {MOST:.1e}")
     if size < max(expert_bytes):
         raise InputError(
             f"--cache {text!r}: {describe_capacity(size, expert_bytes, n_experts)} cannot hold one expert of "

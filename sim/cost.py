@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike
 
 from sim.hardware import Hardware
 from sim.model import KV_BYTES, ModelSpec
+from traces.errors import InputError
+
+MOST_NS = 10**18
 
 
 class Costs:
@@ -124,5 +127,10 @@ def _rows(count: ArrayLike) -> np.ndarray:
 
 
 def _whole(nanoseconds: np.ndarray) -> np.ndarray:
-    """Rounded up; what float arithmetic adds to a whole number (parts in 10^12) is not another nanosecond."""
+    """Rounded up; what float arithmetic adds to a whole number (parts in 10^12) is not another nanosecond.
+
+    Raises InputError for a time that 64 bits do not hold.
+    """
+    if (longest := nanoseconds.max(initial=0)) > MOST_NS:
+        raise InputError(f"one layer takes {longest:.1e} ns; expected a model and a machine that need at most 1e18")
     return np.ceil(np.round(nanoseconds, 3)).astype(np.int64)

@@ -84,6 +84,10 @@ def settle(
     chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
     if not 1 <= chunks <= MOST_CHUNKS:
         raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
+    streamed = work.n_calls * work.n_experts if plan.stream_prefill else 0
+    asked = len(plan.requests.call) if plan.requests is not None else 0
+    thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
+    work.check_size(streamed + asked, thought)
     every = sum(work.expert_bytes) * work.n_experts
     if plan.gpu_bytes > budget and not plan.everything_resident:
         raise PlanError(f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are")

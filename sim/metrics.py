@@ -69,7 +69,7 @@ class Report:
     tpot_ms: Spread
     gpu_bytes: dict[str, int]
     bounds: dict[str, float | None]
-    efficiency: float
+    efficiency: float | None
     run_ms: float
     per_layer: list[dict[str, Any]]
     prefill: Counts
@@ -118,7 +118,7 @@ def report(
             "compute_tokens_per_s": _ratio(tokens * 1e9, bound.decode_compute_ns),
             "link_tokens_per_s": _ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes),
         },
-        efficiency=bound.ns / run_ns,
+        efficiency=_ratio(bound.ns, run_ns),
         run_ms=run_ns / 1e6,
         per_layer=_per_layer(work, log),
         prefill=_counts(work, log, begin, PREFILL),

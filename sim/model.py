@@ -12,6 +12,8 @@ from traces.errors import InputError
 #: Bytes of one cached key or value number: bf16, whatever the weights are stored in.
 KV_BYTES = 2
 
+MOST_EXPERT_BYTES = 2**50
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -95,6 +97,12 @@ class ModelSpec:
     parked_bytes: int = 0
     """Non-expert weights that stay in GPU memory although this spec does not run them (the other stack's)."""
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise InputError for experts of no size or of one that no sum of bytes in 64 bits has room for."""
+        for size in self.expert_bytes:
+            if not 1 <= size <= MOST_EXPERT_BYTES:
+                raise InputError(f"{self.name}: an expert of {size} bytes; expected 1 to {MOST_EXPERT_BYTES} (1 PiB)")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> "ModelSpec":

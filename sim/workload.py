@@ -16,6 +16,9 @@ from sim.model import ModelSpec
 from traces.errors import InputError
 from traces.trace import Trace
 
+MOST = 2**62
+"""Nanoseconds of a run and bytes on its link, at most: every sum of them then fits 64 bits, in any engine."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -131,6 +134,22 @@ class Workload:
         calls = self.layer_ns + self.shared_ns + experts
         return calls.reshape(-1, self.n_layers).sum(1) + self.head_ns
 
+    def check_size(self, prefetches: int = 0, predicting_ns: int = 0) -> None:
+        """Raise InputError if a run could overflow 64 bits, so many prefetches and so much prediction included.
+
+        Every transfer may be interrupted by every demand once, and then pays its latency again.
+        """
+        work = (self.layer_ns, self.shared_ns, self.expert_ns, self.head_ns)
+        busy = sum(int(part.max(initial=0)) * len(part) for part in work)
+        transfers = 2 * len(self.expert) + prefetches
+        ns = busy + predicting_ns + transfers * max(self.copy_ns)
+        size = transfers * max(self.expert_bytes)
+        if max(ns, size) > MOST:
+            raise InputError(
+                f"the run is too long: up to {ns:.1e} ns, {size:.1e} bytes on the link (one expert: "
+                f"{max(self.expert_bytes):,} bytes, {max(self.copy_ns):,} ns); expected at most {MOST:.1e} of either"
+            )
+
     def next_call(self) -> np.ndarray:
         """The call that needs each look-up's expert next (N,)."""
         return next_calls(self.offsets, self.expert)
@@ -143,7 +162,8 @@ class Workload:
 def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Schedule) -> Workload:
     """Work out the calls of ``schedule`` and their costs.
 
-    Raises InputError if the trace has another number of routed layers, or of experts, than the model.
+    Raises InputError if the trace has another number of routed layers, or of experts, than the model, or if the run
+    could overflow 64 bits.
     """
     n_layers, n_experts = trace.n_layers, trace.n_experts
     if len(model.expert_bytes) != n_layers or model.experts != n_experts:
@@ -167,7 +187,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
     # A prefill attends over its own tokens only once, whatever their number.
     last = trace.position[schedule.rows[schedule.offsets[1:] - 1]].astype(np.int64) + 1
     context = np.where(schedule.phase == PREFILL, last, context)
-    return Workload(
+    work = Workload(
         schedule=schedule,
         n_layers=n_layers,
         n_experts=n_experts,
@@ -184,3 +204,5 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         latency_ns=hardware.link_latency_ns,
         chunks=model.expert_matrices,
     )
+    work.check_size()
+    return work

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from sim.__main__ import main
+from sim.engine import settle
+from sim.plan import Plan, Prediction, Requests
 from sim.policies import policy_class, policy_classes
 from tests.strategies import make_trace
-from tests.worlds import POLICIES, REPORT_FIELDS, toy_meta
+from tests.worlds import MS, POLICIES, REPORT_FIELDS, handmade, toy_meta
+from traces.errors import InputError
 from traces.trace import Trace
 
 PROFILE = """
@@ -301,6 +304,46 @@ def test_a_link_without_a_speed_is_refused(said: Any, trace: Path, tmp_path: Pat
     machine = tmp_path / "mine.toml"
     machine.write_text(PROFILE.format(gbps=gbps), encoding="utf-8")
     refused(said, tmp_path, "mine.toml: link.gbps", "replay", trace, "--hardware", machine)
+
+
+def test_a_run_longer_than_64_bits_hold_is_refused(said: Any, trace: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "slow.toml"
+    curve = '[link.h2d]\npoints = [[1, 1], [2, 1000000000000000]]\nsource = "x"\n'
+    plain = PROFILE.format(gbps=1.0).replace("latency_us = 0.0\ngbps = 1.0\n", "")
+    machine.write_text(plain.replace("[software]", curve + "[software]"), encoding="utf-8")
+    for policy in ("lru", "all-in-gpu"):
+        message = "the run is too long: up to"
+        refused(said, tmp_path, message, "replay", trace, "--hardware", machine, "--policy", policy)
+    config = tmp_path / "config.json"
+    wide = toy_meta(4)["config"] | {"head_dim": 10**9, "num_attention_heads": 10**9}
+    config.write_text(json.dumps(wide), encoding="utf-8")
+    refused(said, tmp_path, "one layer takes", "replay", trace, "--model", config)
+    config.write_text(json.dumps(wide | {"intermediate_size": 10**9, "hidden_size": 10**9}), encoding="utf-8")
+    refused(said, tmp_path, "expected 1 to 1125899906842624 (1 PiB)", "replay", trace, "--model", config)
+    refused(said, tmp_path, "bytes; expected at most 4.6e+18", "replay", trace, "--cache", "9" * 18)
+
+
+def test_prefetches_and_predictions_count_towards_64_bits() -> None:
+    work = handmade([[[0]]], 3, copy_ns=2**60)
+    many = np.zeros(9, np.int64)
+    asking = Plan(requests=Requests(many[:1], np.array([0, 9]), many, many, many))
+    thinking = Plan(prediction=Prediction(np.zeros(1, np.int64), np.array([3 * 2**60])))
+    settle(work, Plan(), MS)
+    for plan in (asking, Plan(stream_prefill=True), thinking):
+        with pytest.raises(InputError, match="the run is too long"):
+            settle(work, plan, MS)
+
+
+def test_a_run_of_no_time_has_no_efficiency(said: Any, trace: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "magic.toml"
+    magic = PROFILE.format(gbps=1e9).replace("300.0", "1e9").replace("20.0\ntf", "1e9\ntf")
+    for figure in ("operation_us = 5.0", "expert_floor_us = 20.0", "layer_floor_us = 50.0"):
+        magic = magic.replace(figure, figure.split("=")[0] + "= 0.0")
+    machine.write_text(magic, encoding="utf-8")
+    data = reported(said, "replay", trace, "--hardware", machine, "--policy", "all-in-gpu")
+    assert (data["run_ms"], data["efficiency"], data["tokens_per_s"]) == (0, None, None)
+    status, _, err = said("compare", trace, "--hardware", machine)
+    assert (status, err) == (0, "")
 
 
 def test_bad_traces_are_refused(said: Any, trace: Path, tmp_path: Path) -> None:

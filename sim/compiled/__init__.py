@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from sim.compiled.folder import compiler_cache
 from sim.engine import SimulationError, settle
 from sim.log import Log
-from sim.plan import Discipline, Plan
+from sim.plan import MOST_CHUNKS, Discipline, Plan
 from sim.workload import Workload
 from traces.errors import InputError
 
@@ -27,7 +27,7 @@ def declined(work: Workload, plan: Plan) -> str | None:
         return "numba is not installed; pip install 'moe-replay[fast]'"
     # Products of bytes and nanoseconds must fit 64 bits; Python's own integers have no such limit.
     largest, longest = max(work.expert_bytes), max(work.copy_ns)
-    if max(largest, work.chunks, plan.chunks) * longest >= 2**63:
+    if max(largest, MOST_CHUNKS) * longest >= 2**63:
         return f"experts of {largest} bytes that take {longest} ns to copy overflow 64-bit integers"
     return None
 
