@@ -42,12 +42,11 @@ def execute(
     """
     settle(work, plan, budget, discipline, chunks)  # what is wrong with a plan comes before who could run it
     watched = observer is not None
-    reason = "a run that is watched, as for a timeline, needs engine simpy" if watched else declined(work, plan)
-    if engine == "compiled" and reason:
-        raise InputError(f"engine compiled: {reason}")
     notes: tuple[str, ...] = ()
+    if engine == "compiled" and watched:
+        raise InputError("engine compiled: a run that is watched, as for a timeline, needs engine simpy")
     if engine == "auto" and not watched and len(work.expert) >= SHORT:
-        reason = reason or cannot_keep_code()
+        reason = declined(work, plan) or cannot_keep_code()
         notes = (f"run on the SimPy engine: {reason}",) if reason else ()
         engine = "simpy" if reason else "compiled"
     if engine == "compiled":

@@ -317,8 +317,12 @@ def test_a_run_longer_than_64_bits_hold_is_refused(said: Any, trace: Path, tmp_p
     config = tmp_path / "config.json"
     wide = toy_meta(4)["config"] | {"head_dim": 10**9, "num_attention_heads": 10**9}
     config.write_text(json.dumps(wide), encoding="utf-8")
+    refused(said, tmp_path, "the run is too long: up to", "replay", trace, "--model", config)
+    wide["hidden_size"] = 10**9
+    config.write_text(json.dumps(wide), encoding="utf-8")
     refused(said, tmp_path, "one layer takes", "replay", trace, "--model", config)
-    config.write_text(json.dumps(wide | {"intermediate_size": 10**9, "hidden_size": 10**9}), encoding="utf-8")
+    wide["intermediate_size"] = 10**9
+    config.write_text(json.dumps(wide), encoding="utf-8")
     refused(said, tmp_path, "expected 1 to 1125899906842624 (1 PiB)", "replay", trace, "--model", config)
     refused(said, tmp_path, "bytes; expected at most 4.6e+18", "replay", trace, "--cache", "9" * 18)
 

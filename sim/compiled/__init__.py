@@ -23,13 +23,24 @@ def declined(work: Workload, plan: Plan) -> str | None:
     """Why this run cannot be compiled, in a line; None if it can."""
     if not isinstance(plan.eviction, str):
         return f"the eviction rule {getattr(plan.eviction, '__name__', plan.eviction)} is only Python"
-    if find_spec("numba") is None:
-        return "numba is not installed; pip install 'moe-replay[fast]'"
+    if reason := _no_numba():
+        return reason
     # Products of bytes and nanoseconds must fit 64 bits; Python's own integers have no such limit.
     largest, longest = max(work.expert_bytes), max(work.copy_ns)
     if max(largest, MOST_CHUNKS) * longest >= 2**63:
         return f"experts of {largest} bytes that take {longest} ns to copy overflow 64-bit integers"
     return None
+
+
+def _no_numba() -> str | None:
+    """Why nothing can be compiled, in a line; None if it can. Imports numba."""
+    if find_spec("numba") is None:
+        return "numba is not installed; pip install 'moe-replay[fast]'"
+    try:
+        from numba import config
+    except Exception as wrong:  # built for another numpy, say
+        return f"numba cannot be imported: {' '.join(str(wrong).split())}"
+    return "numba is told not to compile, by NUMBA_DISABLE_JIT" if vars(config)["DISABLE_JIT"] else None
 
 
 def cannot_keep_code() -> str | None:
@@ -41,7 +52,7 @@ def cannot_keep_code() -> str | None:
 
 def available() -> bool:
     """Whether code can be compiled and kept."""
-    return find_spec("numba") is not None and compiler_cache() is not None
+    return _no_numba() is None and compiler_cache() is not None
 
 
 def compiles_first() -> bool:

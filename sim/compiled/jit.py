@@ -4,13 +4,13 @@ Only the functions that Python calls are kept on disk (``entry``); what they cal
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, cast
 
 from numba import config, njit
 
-from sim.compiled.folder import compiler_cache
+from sim.compiled.folder import compiler_cache, drop_compiled
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -27,11 +27,38 @@ def inlined(function: F) -> F:
 
 def entry(function: F) -> F:
     """Compile a function that Python calls; keep the result on disk where there is a folder for it."""
-    folder = compiler_cache()
-    if folder is None:
-        return inner(function)
-    with _caching_in(folder):
-        return cast(F, njit(cache=True)(function))
+    return cast(F, _Entry(function))
+
+
+class _Entry:
+    """A function whose first call finds out whether what is kept on disk can be read, and compiles anew if not."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self._compiled: Callable[..., object] | None = None
+
+    def __call__(self, *arguments: object) -> object:
+        if self._compiled is not None:
+            return self._compiled(*arguments)
+        # Pickles and machine code that are damaged fail in more ways than can be listed, and before anything has run.
+        with suppress(Exception):
+            return self._first(self._kept(), arguments)
+        drop_compiled()
+        with suppress(Exception):
+            return self._first(self._kept(), arguments)
+        return self._first(njit(self._function), arguments)
+
+    def _kept(self) -> Callable[..., object]:
+        folder = compiler_cache()
+        if folder is None:
+            return cast(Callable[..., object], njit(self._function))
+        with _caching_in(folder):
+            return cast(Callable[..., object], njit(cache=True)(self._function))
+
+    def _first(self, compiled: Callable[..., object], arguments: tuple[object, ...]) -> object:
+        result = compiled(*arguments)
+        self._compiled = compiled
+        return result
 
 
 @contextmanager
