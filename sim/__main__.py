@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sim.engine import SimulationError
 from sim.engines import Engine
 from sim.plan import Discipline
-from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, replay, scene
+from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, replay, scene
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
@@ -22,6 +22,7 @@ from traces.whole import Whole
 
 app = App(
     name="python -m sim",
+    version=code_version,
     help="Replay routing traces of Mixture-of-Experts models under any expert-offloading policy, in simulated time.",
     help_format="markdown",
     help_on_error=False,
@@ -39,6 +40,7 @@ _Profile = Annotated[
     list[Path] | None,
     Parameter(
         consume_multiple=True,
+        negative=(),
         help="traces whose profile split policies learn from; default: this one and the bundled ones of the same model",
     ),
 ]
@@ -46,7 +48,9 @@ _Split = Annotated[str, Parameter(help="which sequences to replay: eval, profile
 _Batch = Annotated[Whole, Parameter(help="sequences that decode together")]
 _Set = Annotated[
     list[str] | None,
-    Parameter(name=["--set"], consume_multiple=True, help="policy parameters, key=value, as often as needed"),
+    Parameter(
+        name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value, as often as needed"
+    ),
 ]
 _Seed = Annotated[Whole, Parameter(help="for policies that draw at random")]
 _Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
@@ -63,7 +67,9 @@ def replay_command(
     trace: _TracePath,
     /,
     *,
-    policy: Annotated[str, Parameter(help="a name of `python -m sim policies`, or module:Class")] = "lru",
+    policy: Annotated[
+        str, Parameter(help="a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
+    ] = "lru",
     model: _Model = None,
     hardware: _Hardware = DEFAULT_HARDWARE,
     cache: _Cache = DEFAULT_CACHE,
@@ -93,6 +99,7 @@ def replay_command(
     from sim.timeline import timeline as open_timeline
 
     keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json, "--timeline": timeline})
+    policy, *settings = policy.split(",")
     here = scene(
         trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
         learns=policy_class(policy).learns,
@@ -103,7 +110,7 @@ def replay_command(
         result = replay(
             here,
             policy,
-            _values(set_, "--set"),
+            _values([*settings, *(set_ or [])], "--set"),
             discipline=discipline,
             chunks=chunks,
             observer=observer,
@@ -123,6 +130,7 @@ def compare(
         list[str] | None,
         Parameter(
             consume_multiple=True,
+            negative=(),
             help="policies to compare, name or name,key=value,...; default: all that the trace allows",
         ),
     ] = None,
@@ -147,11 +155,11 @@ def compare(
     python -m sim compare traces/mixtral_law.npz --policy lru lfu popularity,by=domain clairvoyant --cache 50%
     ```
     """
-    from sim.policies import policy_class, policy_classes
+    from sim.policies import policy_class
     from sim.tables import Comparison
 
     keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json})
-    wanted = [name.split(",") for name in policy or policy_classes()]
+    wanted = [name.split(",") for name in policy or _everything()]
     kinds = [policy_class(name) for name, *_ in wanted]
     here = scene(
         trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
@@ -180,6 +188,14 @@ def compare(
             )
         write([result.to_json() for result in results])
     _print(Comparison(results), json)
+
+
+def _everything() -> list[str]:
+    """Every policy, and the variants of it that are worth a row of their own."""
+    from sim.policies import policy_classes
+
+    names = ((name, kind.variants) for name, kind in policy_classes().items())
+    return [entry for name, variants in names for entry in (name, *(f"{name},{variant}" for variant in variants))]
 
 
 def _missing(here: Scene, needs: frozenset[str]) -> list[str]:

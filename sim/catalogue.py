@@ -138,17 +138,9 @@ def hardware_table() -> Table:
             f"{gpu.bandwidth_gbps.value:g}",
             f"{gpu.tflops.value:g}",
             f"{hardware.link_bytes_per_s / 1e9:.1f}",
-            _origin(hardware),
+            hardware.link_source,
         )
     return table
-
-
-def _origin(hardware: Hardware) -> str:
-    """Measured here, reported by others, or assumed, as the profile's source has it."""
-    if hardware.link_measured:
-        return "measured"
-    figure = hardware.link.h2d or hardware.link.gbps
-    return figure.source.split(":")[0] if figure else ""
 
 
 def machine_table(name_or_path: str | Path) -> Table:

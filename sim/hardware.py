@@ -227,6 +227,14 @@ class Hardware(_Checked):
         return self._h2d.peak_bytes_per_s
 
     @property
+    def link_source(self) -> str:
+        """Where the link's speed is from, in a word: measured for this project, by others, or assumed."""
+        if self.link_measured:
+            return "measured"
+        figure = self.link.h2d or self.link.gbps
+        return figure.source.split(":")[0] if figure else ""
+
+    @property
     def link_measured(self) -> bool:
         """Whether the link was measured for this project."""
         figure = self.link.h2d or self.link.gbps

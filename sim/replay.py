@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from sim.plans import declared, plan_of
 from sim.policies import Setting, blaming, make_policy, policy_class
 from sim.view import View
 from sim.workload import Workload, batched, workload
+from traces.cli import release
 from traces.errors import InputError
 from traces.trace import Trace
 
@@ -255,15 +255,21 @@ def _most_kv(scene: Scene) -> int:
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
     notes = list(scene.trace.meta.get("notes", []))
     if plan.everything_resident:
-        notes.append("all-in-gpu ignores the cache size: a reference, not a system of equal memory")
+        notes.append("ignores the cache size: a reference, not a system of equal memory")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes
     if need > have:
-        notes.append(f"needs {need / 2**30:.1f} GiB of GPU memory; {scene.hardware.name} has {have / 2**30:.1f} GiB")
+        left = max(0, have - need + gpu["experts"])
+        notes.append(
+            f"needs {need / 2**30:.1f} GiB of GPU memory; {scene.hardware.name} has {have / 2**30:.1f} GiB, "
+            f"which leaves experts {describe_capacity(left, scene.model.expert_bytes, scene.model.experts)}"
+        )
+    if scene.budget > scene.model.all_expert_bytes:
+        notes.append(f"the cache is larger than all experts together ({scene.model.all_expert_bytes / 2**20:,.0f} MiB)")
     token = sum(scene.model.expert_bytes) * scene.trace.top_k
     if not plan.everything_resident and plan.keep and scene.budget < token:
         notes.append(
             f"the cache is smaller than what one token takes over all layers ({token / 2**20:,.0f} MiB): "
-            f"an LRU cache cycles"
+            f"an LRU cache over all layers cycles; one a layer does not (scope=layer)"
         )
     return notes
 
@@ -278,6 +284,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
         "model": scene.model.name,
         "hardware": scene.hardware.name,
         "hardware_measured": scene.hardware.link_measured,
+        "link_source": scene.hardware.link_source,
         "profile": [{"trace": t.source, "sha256": t.sha256} for t in scene.profile],
         "code": code_version(),
         "seed": scene.seed,
@@ -287,11 +294,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
 @cache
 def code_version() -> str:
     """Version of the project and a digest of the simulator's source: a report names the code that made it."""
-    try:
-        release = version("moe-replay")
-    except PackageNotFoundError:
-        release = "uninstalled"
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
-    return f"{release}+{digest.hexdigest()[:12]}"
+    return f"{release()}+{digest.hexdigest()[:12]}"

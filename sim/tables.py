@@ -30,8 +30,7 @@ def heading(report: Report) -> Text:
     p, s = report.provenance, report.settings
     text = Text()
     text.append(f"{report.clock} replay of {p['trace']}", style="bold")
-    measured = "link measured" if p["hardware_measured"] else "link not measured"
-    text.append(f"\n  costs of {p['model']} on {p['hardware']} ({measured})")
+    text.append(f"\n  costs of {p['model']} on {p['hardware']} (link: {p['link_source']})")
     text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
     if p["captured"]:
         text.append(f"\n  trace: {p['captured']}", style="dim")

@@ -118,7 +118,7 @@ def test_two_runs_write_the_same_bytes(said: Any, trace: Path, tmp_path: Path) -
 def test_tables_for_people(said: Any, trace: Path) -> None:
     status, out, err = said("replay", trace, "--cache", "10")
     assert (status, err) == (0, "")
-    for words in ("simulated replay of", "10 slots = 31.2% of all experts", "link not measured", "tokens/s", "misses"):
+    for words in ("simulated replay of", "10 slots = 31.2% of all experts", "link: assumed", "tokens/s", "misses"):
         assert words in out
     status, out, _ = said("compare", trace, "--policy", "lru,scope=layer", "clairvoyant")
     assert status == 0
@@ -127,10 +127,12 @@ def test_tables_for_people(said: Any, trace: Path) -> None:
 
 
 def test_compare_lists_all_that_the_trace_allows(said: Any, trace: Path, tmp_path: Path) -> None:
-    able = [name for name, kind in policy_classes().items() if not kind.needs]
+    able = {name: kind for name, kind in policy_classes().items() if not kind.needs}
     status, out, err = said("compare", trace, "--json", "-")
     assert status == 0
-    assert [r["policy"] for r in json.loads(out)] == able
+    rows = [(r["policy"], ",".join(f"{k}={v}" for k, v in r["settings"]["set"].items())) for r in json.loads(out)]
+    assert rows == [(name, values) for name, kind in able.items() for values in ("", *kind.variants)]
+    assert {("lru", "scope=layer"), ("lfu", "counts=always"), ("popularity", "by=domain")} <= set(rows)
     only = tmp_path / "only.npz"
     toy_trace(split="eval").save(only)
     status, out, err = said("compare", only, "--json", "-")
@@ -141,7 +143,9 @@ def test_compare_lists_all_that_the_trace_allows(said: Any, trace: Path, tmp_pat
 def test_compare_and_replay_agree(said: Any, trace: Path) -> None:
     data = reported(said, "compare", trace, "--policy", "lfu,counts=always", "fifo", "--cache", "7")
     alone = reported(said, "replay", trace, "--policy", "lfu", "--set", "counts=always", "--cache", "7")
-    for report in (data[0], alone):
+    named = reported(said, "replay", trace, "--policy", "lfu,counts=always", "--cache", "7")
+    assert named["lookups"] == alone["lookups"] and named["settings"] == alone["settings"]
+    for report in (data[0], alone, named):
         assert report["parameters"] == {"scope": "global", "counts": "always"}
     assert {k: v for k, v in data[0].items() if k != "provenance"} == {
         k: v for k, v in alone.items() if k != "provenance"
@@ -180,7 +184,7 @@ def test_capacities(said: Any, trace: Path, text: str, size: int) -> None:
 
 
 def test_a_cache_smaller_than_a_token_is_warned_of(said: Any, trace: Path) -> None:
-    warned = "an LRU cache cycles"
+    warned = "an LRU cache over all layers cycles"
     assert any(warned in note for note in reported(said, "replay", trace, "--cache", "7")["notes"])
     assert not any(warned in note for note in reported(said, "replay", trace, "--cache", "8")["notes"])
 

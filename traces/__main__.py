@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from traces.cli import run
+from traces.cli import release, run
 from traces.errors import InputError
 from traces.files import check_regular, keep_apart
 from traces.whole import Whole
@@ -15,6 +15,7 @@ from traces.words import printable
 
 app = App(
     name="python -m traces",
+    version=release,
     help="Record and read routing traces of Mixture-of-Experts models.",
     help_format="markdown",
     help_on_error=False,

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import TextIO
 
@@ -16,7 +17,16 @@ from traces.errors import InputError
 from traces.words import printable
 
 _STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_EXTRAS = dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "matplotlib", "tokenizers"), "torch")
 _INTERRUPTED, _PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
+
+
+def release() -> str:
+    """The version of the project that is installed."""
+    try:
+        return version("moe-replay")
+    except PackageNotFoundError:
+        return "uninstalled"
 
 
 class _Stopped(BaseException):
@@ -48,6 +58,12 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
             app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()  # while a failure can still be told
         return 0
+    except ModuleNotFoundError as missing:
+        extra = _EXTRAS.get((missing.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f"error: {missing.name} is not installed; pip install 'moe-replay[{extra}]'", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         return _quietly(_PIPE)
     except KeyboardInterrupt:

@@ -69,6 +69,7 @@ class Policy(ABC):
     Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
     (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
     future, and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it),
+    ``variants`` (parameters, as typed, that a comparison of everything shows beside the defaults),
     ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of its setting that its
     plans do not depend on; they are hidden from it).
     """
@@ -80,6 +81,7 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
     clairvoyant: ClassVar[bool] = False
     rank_aware: ClassVar[bool] = False
+    variants: ClassVar[tuple[str, ...]] = ()
     dear: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 

@@ -9,7 +9,6 @@ from sim.plan import Plan, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.view import View
-from traces.trace import Trace
 
 
 class PopularityParameters(base.Parameters):
@@ -29,6 +28,7 @@ class Popularity(Policy):
     name = "popularity"
     summary = "keep the experts most used in the profile split (by=domain: in the domain at hand)"
     takes = PopularityParameters
+    variants = ("by=domain",)
     parameters: PopularityParameters
     learns = True
 
@@ -37,8 +37,11 @@ class Popularity(Policy):
         groups = self._groups(view)
         changed = [step for step, group in enumerate(groups) if step == 0 or group != groups[step - 1]]
         distinct = sorted({groups[step] for step in changed})
-        table = np.stack([self._counts(view, group) for group in distinct])
-        index = np.array([distinct.index(groups[step]) for step in changed], np.int64)
+        row_of = {group: row for row, group in enumerate(distinct)}
+        index = np.array([row_of[groups[step]] for step in changed], np.int64)
+        counts = self._counts(view)
+        whole = np.sum([*counts.values()], axis=0)
+        table = np.stack([_of(group, counts, whole) for group in distinct])
         begin = np.array(changed, np.int64)
         return Plan(
             eviction="score",
@@ -56,12 +59,23 @@ class Popularity(Policy):
             running[step].add(str(view.domain()[sequence]))
         return [tuple(sorted(names)) for names in running]
 
-    def _counts(self, view: View, domains: tuple[str, ...]) -> np.ndarray:
-        """How often each expert was taken by decode tokens of the profile (L * E,) int64."""
-        total = np.zeros(view.n_layers * view.n_experts, np.int64)
+    def _counts(self, view: View) -> dict[str, np.ndarray]:
+        """How often decode tokens of each domain of the profile took each expert, (L * E,) int64 a domain."""
+        width = view.n_layers * view.n_experts
+        counts: dict[str, np.ndarray] = {}
         for trace in self.setting.profile:
-            total += _count(trace, trace.phase == DECODE, domains)
-        return total if total.any() or not domains else self._counts(view, ())
+            names, domain = np.unique(trace.domain, return_inverse=True)
+            decode = np.flatnonzero(trace.phase == DECODE)
+            routes = trace.experts[decode].astype(np.int64)
+            flat = np.arange(trace.n_layers)[:, None] * trace.n_experts + routes
+            key = domain[trace.sequence[decode]][:, None, None] * width + flat
+            taken, times = np.unique(key[routes >= 0], return_counts=True)
+            first = np.searchsorted(taken, np.arange(len(names) + 1) * width)
+            for row, name in enumerate(names.tolist()):
+                mine = slice(first[row], first[row + 1])
+                total = counts.setdefault(name, np.zeros(width, np.int64))
+                total[taken[mine] - row * width] += times[mine]
+        return counts
 
     def _requests(self, view: View, begin: np.ndarray, end: np.ndarray, values: np.ndarray) -> Requests:
         """The experts that fit, most valuable first, asked for at ``begin`` and wanted until the values change.
@@ -82,9 +96,7 @@ class Popularity(Policy):
         return Requests.build(*np.concatenate(columns, axis=1))
 
 
-def _count(trace: Trace, rows: np.ndarray, domains: tuple[str, ...]) -> np.ndarray:
-    if domains:
-        rows = rows & np.isin(trace.domain[trace.sequence], domains)
-    routes = trace.experts[rows].astype(np.int64)
-    flat = (np.arange(trace.n_layers)[:, None] * trace.n_experts + routes)[routes >= 0]
-    return np.bincount(flat, minlength=trace.n_layers * trace.n_experts)
+def _of(domains: tuple[str, ...], counts: dict[str, np.ndarray], whole: np.ndarray) -> np.ndarray:
+    """Counts of those domains together; of all where none is named, or none of them was profiled."""
+    total = sum((counts[name] for name in domains if name in counts), np.zeros_like(whole))
+    return total if total.any() else whole

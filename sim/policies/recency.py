@@ -34,6 +34,7 @@ class LRU(Policy):
 
     name = "lru"
     summary = "cache, evict the least recently used"
+    variants: ClassVar[tuple[str, ...]] = ("scope=layer",)
     takes = CacheParameters
     parameters: CacheParameters
     eviction: ClassVar[str] = "lru"
@@ -48,6 +49,7 @@ class FIFO(LRU):
 
     name = "fifo"
     summary = "cache, evict the first that came in"
+    variants = ()
     eviction = "fifo"
 
 
@@ -56,6 +58,7 @@ class LFU(LRU):
 
     name = "lfu"
     summary = "cache, evict the least often used"
+    variants = ("counts=always",)
     takes = LFUParameters
     parameters: LFUParameters
 
