@@ -14,11 +14,13 @@ from sim.cache import ExpertCache, serve
 from sim.engine import Run, split_slots
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
 from sim.plan import Plan, Prediction, Requests
-from sim.policies import Parameters, Policy, make_policy, policy_class, policy_classes
+from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
+from sim.view import View
 from sim.workload import batched, workload
 from tests.strategies import make_trace
 from tests.worlds import CHOICES, MS, POLICIES, World, handmade, run_of, toy_machine, toy_model, worlds
 from traces.errors import InputError
+from traces.trace import Trace
 
 DEMAND = {"lru": "lru", "fifo": "fifo", "lfu": "lfu"}
 
@@ -216,6 +218,33 @@ def test_popularity_by_domain_follows_the_label() -> None:
     # law, then code; a domain without a profile is judged by all of it; law again.
     assert values.moment.tolist() == [0, 4, 8, 10]
     assert table == [[3, 0, 0], [0, 2, 0], [3, 2, 0], [3, 0, 0]]
+
+
+def test_popularity_counts_each_domain_of_all_profiles() -> None:
+    rng = np.random.default_rng(0)
+
+    def trace(domains: int, split: str) -> Trace:
+        routes = rng.integers(0, 4, (3 * domains, 2, 1))
+        names = [f"d{i}" for i in rng.permutation(domains)]
+        return make_trace(
+            routes, n_experts=4, sequence=np.repeat(np.arange(domains), 3), domain=names, split=split,
+            phase=[0, 1, 1] * domains,
+        )  # fmt: skip
+
+    profiles, runs = [trace(400, "profile"), trace(300, "profile")], trace(500, "eval")
+    model = toy_model(2, 4, 1, (1000, 1000))
+    work = workload(runs, model, toy_machine(), batched(runs, 1))
+    policy = make_policy("popularity", Setting(model, 3000, profiles), {"by": "domain"})
+    plan = policy.plan(View(runs, work))
+    assert plan.values is not None
+    counts = np.zeros((500, 2, 4), np.int64)
+    for profile in profiles:
+        for row in np.flatnonzero(profile.phase == DECODE):
+            number = int(str(profile.domain[profile.sequence[row]])[1:])
+            np.add.at(counts[number], (np.arange(2), profile.experts[row, :, 0]), 1)
+    counts[400:] = counts.sum(0)  # domains without a profile
+    running = [int(str(name)[1:]) for name in runs.domain]
+    np.testing.assert_array_equal(plan.values.table[plan.values.index], counts.reshape(500, 8)[running])
 
 
 def _fits(world: World) -> bool:
