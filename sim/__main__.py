@@ -4,12 +4,14 @@ import json as json_module
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 from sim.engine import SimulationError
 from sim.engines import Engine
@@ -19,6 +21,7 @@ from traces.cli import run
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
 from traces.whole import Whole
+from traces.words import printable
 
 app = App(
     name="python -m sim",
@@ -327,8 +330,9 @@ def _values(settings: Sequence[str] | None, where: str) -> dict[str, object]:
 def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
     """Progress bars on standard error, a policy after the other; nothing where that is not a terminal."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+        TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+        disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar:
         total = here.work.schedule.n_steps
@@ -356,11 +360,24 @@ def _write(path: Path, data: object) -> None:
     path.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
+@dataclass
+class _Inert:
+    """A table of which no character moves a terminal's cursor or changes its colours, whatever names it shows."""
+
+    view: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.view, options):
+            yield Segment("\n".join(map(printable, text.split("\n"))), style, control)
+
+
 def _print(view: RenderableType, target: str | None) -> None:
     """The table to standard output, unless JSON goes there."""
     if target != "-":
-        console = Console() if sys.stdout.isatty() else Console(width=160)
-        console.print(view)
+        # Names that people gave may hold brackets and colons, which are neither styles nor smileys.
+        plain: dict[str, Any] = {"markup": False, "emoji": False}
+        console = Console(**plain) if sys.stdout.isatty() else Console(width=160, **plain)
+        console.print(_Inert(view))
 
 
 def _show(view: RenderableType, data: object, target: str | None) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -148,7 +147,7 @@ class Comparison:
         for name, _, _ in columns:
             table.add_column(name, justify="right", no_wrap=True)
         for report in self.reports:
-            table.add_row(escape(_named(report)), *(text(report) for _, _, text in columns))
+            table.add_row(_named(report), *(text(report) for _, _, text in columns))
         yield heading(self.reports[0])
         yield table
         if not wide:

@@ -545,6 +545,23 @@ def test_the_traceback_of_a_policy_can_be_had(
         said("replay", trace, "--policy", "bad_policy:Bad")
 
 
+def test_names_are_shown_as_they_are_and_move_no_cursor(said: Any, trace: Path, tmp_path: Path, plugin: Any) -> None:
+    plugin("a[red]b")
+    odd = tmp_path / "odd \x1b[31m :smile: [bold]name.npz"
+    shutil.copy(trace, odd)
+    named = "a[red]b"
+    for command in (
+        ["replay", odd, "--policy", "outsider:Mine"],
+        ["compare", odd, "--policy", "outsider:Mine"],
+        ["policies"],
+    ):
+        status, out, err = said(*command)
+        assert (status, err) == (0, "")
+        assert "\x1b" not in out
+        assert named in out
+        assert command[0] == "policies" or "odd \\x1b[31m :smile: [bold]name.npz" in out
+
+
 # -- locales -----------------------------------------------------------------------------------------------------------
 
 
