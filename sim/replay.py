@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from sim.blindness import check_blind
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
 from sim.engines import Engine, Execution, execute
@@ -23,7 +22,7 @@ from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
 from sim.policies import Setting, blaming, make_policy, policy_class
 from sim.view import View
-from sim.workload import Workload, batched, workload
+from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
 from traces.errors import InputError
 from traces.trace import Trace
@@ -86,7 +85,10 @@ def scene(
     Raises InputError for anything that a person got wrong.
     """
     whole = Trace.load(trace_path)
-    spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
+    try:
+        spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
+    except InputError as wrong:
+        raise (wrong if model is not None else InputError(f"{whole.source}: {wrong}")) from None
     machine = Hardware.load(hardware)
     trace = whole.select(split)
     budget = parse_capacity(cache_size, spec.expert_bytes, spec.experts)
@@ -163,6 +165,8 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
             f"policy that calls itself clairvoyant"
         )
+    if not kind.clairvoyant and not kind.__module__.startswith("sim."):
+        check_blind(made, scene.trace, scene.work, plan)
     return plan, made.parameters.model_dump()
 
 
@@ -246,10 +250,7 @@ def describe(
 
 def _most_kv(scene: Scene) -> int:
     """The most bytes of keys and values that the running sequences hold at once."""
-    schedule, trace = scene.work.schedule, scene.trace
-    context = np.add.reduceat(trace.position[schedule.rows].astype(np.int64) + 1, schedule.offsets[:-1])
-    last = trace.position[schedule.rows[schedule.offsets[1:] - 1]].astype(np.int64) + 1
-    return int(np.where(schedule.phase == 1, context, last).max()) * scene.model.kv_bytes_per_token
+    return int(cached_tokens(scene.trace, scene.work.schedule).max()) * scene.model.kv_bytes_per_token
 
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:

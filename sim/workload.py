@@ -159,6 +159,14 @@ class Workload:
         return first_calls(self.offsets, self.expert, self.n_layers * self.n_experts)
 
 
+def cached_tokens(trace: Trace, schedule: Schedule) -> np.ndarray:
+    """Tokens that the sequences of each step hold keys and values of, the step's own included (S,) int64."""
+    held = trace.position[schedule.rows].astype(np.int64) + 1
+    sums = np.add.reduceat(held, schedule.offsets[:-1])
+    # The rows of a prefill are one sequence's: it holds what its last row says.
+    return np.where(schedule.phase == PREFILL, held[schedule.offsets[1:] - 1], sums)
+
+
 def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Schedule) -> Workload:
     """Work out the calls of ``schedule`` and their costs.
 
@@ -183,10 +191,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
     layer_of = call % n_layers
     activations = np.bincount(step, weights=valid.sum((1, 2)), minlength=n_steps).astype(np.int64)
     costs = Costs(model, hardware)
-    context = np.add.reduceat(trace.position[schedule.rows].astype(np.int64) + 1, schedule.offsets[:-1])
-    # A prefill attends over its own tokens only once, whatever their number.
-    last = trace.position[schedule.rows[schedule.offsets[1:] - 1]].astype(np.int64) + 1
-    context = np.where(schedule.phase == PREFILL, last, context)
+    context = cached_tokens(trace, schedule)
     work = Workload(
         schedule=schedule,
         n_layers=n_layers,
