@@ -174,15 +174,16 @@ def compare(
             if not fits:
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
+    given = [_values(settings, f"--policy {name}:") for name, *settings in wanted]
     _announce(here, engine)
     results = []
     with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
-        for name, *settings in wanted:
+        for (name, *settings), values in zip(wanted, given, strict=True):
             results.append(
                 replay(
                     here,
                     name,
-                    _values(settings, f"--policy {name}:"),
+                    values,
                     discipline=discipline,
                     chunks=chunks,
                     progress=advance(",".join([name, *settings])),

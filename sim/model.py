@@ -228,8 +228,10 @@ def load_model(name_or_path: str) -> ModelSpec:
     if key in RELEASED:
         return ModelSpec.from_config(RELEASED[key], key)
     path = Path(name_or_path)
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"model {name_or_path!r}: the folder holds no config.json; expected one")
     if path.suffix != ".json" and not path.is_file():
         raise InputError(f"model {name_or_path!r} is unknown; expected a config.json or one of {', '.join(RELEASED)}")
     try:

@@ -239,6 +239,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--cache", "3", "--set", "scope=layer"], "leave a layer without room for one expert"),
     (["--model", "mixtral-8x7b"], "mixtral-8x7b: the trace has 4 routed layers; expected 32"),
     (["--model", "gpt-17"], "model 'gpt-17' is unknown"),
+    (["--model", ""], "model '' is unknown"),
+    (["--model", "docs"], "model 'docs': the folder holds no config.json"),
     (["--hardware", "abacus"], "hardware 'abacus' is unknown"),
     (["--batch", "0"], "batch: 0 sequences; give at least 1"),
     (["--batch", "-2"], "batch: -2 sequences; give at least 1"),
@@ -373,6 +375,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_run(said: Any, t
     assert not timeline.exists()
     status, out, err = said("replay", trace, "--json", tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_model_that_is_wrong_in_the_trace_names_the_trace(said: Any, tmp_path: Path) -> None:
+    path, odd = tmp_path / "odd.npz", toy_trace()
+    odd.meta["model"]["config"]["torch_dtype"] = ["bfloat16"]
+    odd.save(path)
+    message = f"{path}: meta: model.config of toy: torch_dtype is ['bfloat16']; expected one of bfloat16"
+    refused(said, tmp_path, message, "replay", path)
 
 
 def test_a_split_that_is_not_there_is_refused(said: Any, tmp_path: Path) -> None:
