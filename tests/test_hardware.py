@@ -186,7 +186,7 @@ def test_builtin_profiles(name: str) -> None:
     assert hardware.name == name
     assert hardware.link_measured == (name == "h200")
     rows = json.dumps(machine_json(name), allow_nan=False)
-    assert rows.count('"measured": true') == (8 if name == "h200" else 0)
+    assert rows.count('"measured": true') == (5 if name == "h200" else 0)
     if name != "h200":
         assert "assumed" in hardware.software.layer_floor_us.source
     assert machine_table(name).row_count > 10
