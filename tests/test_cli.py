@@ -114,6 +114,46 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number, status, line):
     assert target.read_text() == "old"
 
 
+# A command that is interrupted where exceptions are lost: in a callback from C, and in a finaliser.
+LOSING = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+from cyclopts import App
+from traces.cli import run
+from traces.files import atomic_path
+app = App()
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+@ctypes.CFUNCTYPE(None)
+def callback():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+@app.default
+def work(path: Path, where: str) -> None:
+    with atomic_path(path) as part:
+        if where == "callback":
+            callback()
+        else:
+            Dying()
+        if where != "end":
+            time.sleep(60)
+sys.exit(run(app))
+"""
+
+
+@pytest.mark.parametrize("where", ["callback", "finaliser", "end"])
+def test_an_interruption_that_gets_lost_is_raised_again(tmp_path, where):
+    done = subprocess.run(
+        [sys.executable, "-c", LOSING, str(tmp_path / "out.json"), where], cwd=REPOSITORY, text=True,
+        capture_output=True, timeout=30,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert where == "end" or not list(tmp_path.iterdir())
+
+
 def test_handlers_are_as_before_after_a_command():
     before = signal.getsignal(signal.SIGTERM)
     assert run(app_that(InputError("x")), []) == 2

@@ -16,7 +16,8 @@ from cyclopts import App, CycloptsError
 from traces.errors import InputError
 from traces.words import printable
 
-_STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_ENDING = (signal.SIG_DFL, signal.default_int_handler)
 _EXTRAS = dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "matplotlib", "tokenizers"), "torch")
 _INTERRUPTED, _PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
 
@@ -75,7 +76,7 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
             return _quietly(_INTERRUPTED, "interrupted")
         raise
     except _Stopped as stop:
-        return _quietly(128 + stop.number, "stopped")
+        return _quietly(128 + stop.number, "interrupted" if stop.number == signal.SIGINT else "stopped")
     except RecursionError:
         return _quietly(2, "error: the input is nested too deep")
     except OSError as error:
@@ -87,21 +88,46 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise _Stopped where a signal would end the process at once; one that is ignored (nohup) stays so."""
+    """Raise _Stopped where a signal would end the process at once; one that is ignored (nohup) stays so.
+
+    What is raised while a compiler calls back into Python, or in a finaliser, is lost; so it is raised again.
+    """
+    stopped: list[_Stopped] = []
+    before = {n: signal.getsignal(n) for n in _STOPS} if threading.current_thread() is threading.main_thread() else {}
+    before = {number: handler for number, handler in before.items() if handler in _ENDING}
+    hook = sys.unraisablehook
 
     def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not break the cleaning up
-        raise _Stopped(number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not break the cleaning up
+        stopped.append(_Stopped(number))
+        raise stopped[0]
 
-    here = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in _STOPS if here and signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
+    def lost(what: "sys.UnraisableHookArgs") -> None:
+        if what.exc_value not in stopped:
+            hook(what)
+        elif hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, again)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    def again(*_: object) -> None:
+        raise stopped[0]
+
+    for number in before:
         signal.signal(number, stop)
+    sys.unraisablehook = lost
     try:
         yield
+        if stopped:
+            raise stopped[0]
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = hook
+        if stopped and hasattr(signal, "setitimer"):
+            alarm = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL if alarm is again else alarm)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _quietly(status: int, line: str = "") -> int:
