@@ -52,12 +52,13 @@ SOURCES = (
     Source("math", "math", "champ-dataset", "MIT"),
 )
 
+# What the texts are; which of the sources above a trace's rows are from stands in its meta.text.sources.
 DOMAINS = {
-    "law": "contract clauses, bills, terms of service and questions of law (LegalBench tasks under CC BY and MIT)",
-    "banking": "customers' queries to a bank and their intents (Banking77 and NLU++), told as a conversation",
-    "counselling": "questions of people in need and counsellors' answers (counsel-chat)",
-    "code": "Python functions, agents' programming runs and debugging steps (CPython, Reflexion, SWE-agent, HumanEval)",
-    "math": "problems and worked solutions (PRM800K, GSM8K, OlympiadBench, AQuA, CHAMP)",
+    "law": "contract clauses, bills, terms of service and questions of law",
+    "banking": "customers' queries to a bank and their intents, told as a conversation",
+    "counselling": "questions of people in need and counsellors' answers",
+    "code": "Python functions, agents' programming runs and debugging steps",
+    "math": "problems and worked solutions",
 }
 
 # A customer's query and its intent are a dozen words: alone they make no text worth decoding. A conversation of
