@@ -519,7 +519,7 @@ FAULTS = [
     ("return None", "", "policy bad: plan returned NoneType; expected a sim.plan.Plan"),
     ("return Plan(gpu_bytes=-1)", "", "policy bad: plan: gpu_bytes is -1; expected"),
     ("view.future()", "", "policy bad: plan: PermissionError"),
-    ("return Plan(eviction=lambda first_call: 1 / 0)", "", "policy bad: eviction: ZeroDivisionError"),
+    ("return Plan(eviction=rule)", "rule = lambda first_call: 1 / 0", "policy bad: eviction: ZeroDivisionError"),
     ("def (:", "", CANNOT + "SyntaxError"),
     ("return Plan()", "sys.exit(0)", CANNOT + "SystemExit: 0"),
     ("return Plan()", "1 / 0", CANNOT + "ZeroDivisionError"),
