@@ -220,7 +220,10 @@ class Plan:
         self.prediction.check(n_layers, n_steps)
         if not isinstance(self.eviction, str) and not callable(self.eviction):
             raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
-        eviction_rule(self.eviction)
+        try:
+            eviction_rule(self.eviction)
+        except InputError as unknown:
+            raise PlanError(f"plan: {unknown}") from None
         if self.eviction == "score" and self.values is None:
             raise _at_fault("values", None, "Values, which eviction 'score' goes by")
         if self.discipline not in get_args(Discipline):

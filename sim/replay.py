@@ -12,6 +12,7 @@ from typing import Any
 from sim.blindness import check_blind
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
+from sim.engine import settle
 from sim.engines import Engine, Execution, execute
 from sim.eviction import foresees
 from sim.hardware import Hardware
@@ -160,13 +161,18 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
     made = make_policy(policy, declared(kind, setting), values)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
     plan = plan_of(made, setting, View(scene.trace, scene.work, kind.clairvoyant), run)
+    try:
+        settle(scene.work, plan, scene.budget)
+    except PlanError as wrong:
+        raise InputError(f"policy {kind.name}: {wrong}") from None
     if foresees(plan.eviction) and not kind.clairvoyant:
         raise InputError(
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
             f"policy that calls itself clairvoyant"
         )
     if not kind.clairvoyant and not kind.__module__.startswith("sim."):
-        check_blind(made, scene.trace, scene.work, plan)
+        with blaming(f"policy {kind.name}: plan"):
+            check_blind(made, scene.trace, scene.work, plan)
     return plan, made.parameters.model_dump()
 
 
@@ -186,20 +192,17 @@ def replay(
     name = policy_class(policy).name
     # An eviction rule of the policy's own is as much other people's code as the policy.
     watch = nullcontext() if isinstance(plan.eviction, str) else blaming(f"policy {name}: eviction")
-    try:
-        with watch:
-            done = execute(
-                scene.work,
-                plan,
-                scene.budget,
-                engine=engine,
-                discipline=discipline,
-                chunks=chunks,
-                observer=observer,
-                progress=progress,
-            )
-    except PlanError as wrong:
-        raise InputError(f"policy {name}: {wrong}") from None
+    with watch:
+        done = execute(
+            scene.work,
+            plan,
+            scene.budget,
+            engine=engine,
+            discipline=discipline,
+            chunks=chunks,
+            observer=observer,
+            progress=progress,
+        )
     return describe(scene, plan, name, parameters, values or {}, done, discipline, chunks)
 
 

@@ -518,6 +518,8 @@ FAULTS = [
     ("sys.exit(0)", "", "policy bad: plan: SystemExit: 0"),
     ("return None", "", "policy bad: plan returned NoneType; expected a sim.plan.Plan"),
     ("return Plan(gpu_bytes=-1)", "", "policy bad: plan: gpu_bytes is -1; expected"),
+    ("return Plan(eviction='belady')", "", "policy bad: plan: eviction 'belady' is unknown; expected one of lru"),
+    ("return Plan(eviction='score')", "", "policy bad: plan: values is None; expected Values"),
     ("view.future()", "", "policy bad: plan: PermissionError"),
     ("return Plan(eviction=rule)", "rule = lambda first_call: 1 / 0", "policy bad: eviction: ZeroDivisionError"),
     ("def (:", "", CANNOT + "SyntaxError"),
