@@ -13,6 +13,7 @@ import numpy as np
 
 from traces.errors import InputError
 from traces.recorder import Recorder
+from traces.running import running
 from traces.shapes import KNOWN
 
 RECORD_FILE = "training.json"
@@ -68,7 +69,7 @@ def load(folder: Path, experts_implementation: str | None = None, device: str = 
     options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
     if device == "spread":
         options["device_map"] = "auto"
-    try:
+    with running(str(folder), "not a model that can be captured", "--device spread may help"):
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
@@ -76,12 +77,11 @@ def load(folder: Path, experts_implementation: str | None = None, device: str = 
         kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         model: Any = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, ImportError, KeyError, RuntimeError) as error:
-        raise InputError(f"{folder}: not a model that can be captured ({' '.join(str(error).split())[:200]})") from None
     if device != "spread":
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model.to(torch.device(device))
+        with running(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
+            model.to(torch.device(device))
     return model.eval(), tokenizer
 
 

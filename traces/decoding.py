@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from traces.errors import InputError
+from traces.running import running
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +82,8 @@ def passes(
     if getattr(model.config, "is_encoder_decoder", False):
         # Padding on the right: tokens claim room in an expert in order, and padding must come after those that count.
         ids, valid = _padded(prompts, pad, model.device, left=False)
-        encoded = model.get_encoder()(input_ids=ids, attention_mask=valid.long())
+        with _forward(model):
+            encoded = model.get_encoder()(input_ids=ids, attention_mask=valid.long())
         yield Pass(ids, valid, _positions(valid), True, "encoder")
         part, run = "decoder", _decoder_of(model, encoded, valid)
         start = next(i for i in (model.config.decoder_start_token_id, pad) if i is not None)
@@ -188,9 +191,10 @@ def _decoder_only(model: Any) -> "Callable[[Pass], torch.Tensor]":
         # A sequence that has ended goes on attending: its rows do not count, and a row of no attention would be NaN.
         mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
         whole = torch.cat(mask, dim=1).long()
-        return model(
-            input_ids=one.ids, attention_mask=whole, position_ids=one.position, use_cache=True, **options
-        ).logits
+        with _forward(model):
+            return model(
+                input_ids=one.ids, attention_mask=whole, position_ids=one.position, use_cache=True, **options
+            ).logits
 
     return run
 
@@ -204,9 +208,16 @@ def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[P
     options = {"encoder_outputs": encoded, "attention_mask": valid.long(), cache_name: cache}
 
     def run(one: Pass) -> "torch.Tensor":
-        return model(decoder_input_ids=one.ids, use_cache=True, **options).logits
+        with _forward(model):
+            return model(decoder_input_ids=one.ids, use_cache=True, **options).logits
 
     return run
+
+
+def _forward(model: Any) -> AbstractContextManager[None]:
+    """Around a forward pass: what the model (or an adapter that reads its routers) raises is one line."""
+    remedy = "a smaller --batch or --chunk or --device spread may help"
+    return running(type(model).__name__, "its forward pass failed", remedy)
 
 
 def _new_cache(model: Any) -> tuple[str, Any]:

@@ -99,6 +99,7 @@ _DEEPSEEK_V3 = Family(
 )  # fmt: skip
 _SWITCH = Family(
     read=_switch_read, logits=_switch_logits, given=_switch_given, choice=_by_logit, normalised=lambda router: False,
+    matrix="classifier.weight",
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {

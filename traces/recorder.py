@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from traces.errors import InputError
-from traces.routers import Family, RoutedLayer, Routing, parts, routed_layers
+from traces.routers import Family, RoutedLayer, Routing, check_matrix, parts, routed_layers
+from traces.running import running
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +83,7 @@ class Recorder:
         ids = torch.stack([routing.ids for routing in routings], dim=1)
         ahead = torch.full_like(ids, -1)
         for index, following in enumerate(self.layers[1:]):
-            states = hidden[1 + index].to(next(following.router.parameters()).device)
-            ahead[:, index] = following.family.ahead(following.router, states, ids.shape[-1]).to(ids.device)
+            ahead[:, index] = _ahead(following, hidden[1 + index], ids.shape[-1]).to(ids.device)
         self._clear()
         return Recorded(
             experts=ids.to(torch.int16).cpu(),
@@ -140,8 +141,11 @@ class Recorder:
 
         def keep(module: "nn.Module", inputs: Any, output: Any) -> None:
             hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            routing = family.routing(module, hidden, output)
+            if not self._inputs[index]:
+                check_matrix(self.layers[index], routing.probs.shape[-1], hidden.shape[-1])
             self._inputs[index].append(hidden)
-            self._routings[index].append(family.routing(module, hidden, output))
+            self._routings[index].append(routing)
 
         return keep
 
@@ -165,6 +169,15 @@ def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[
     if not kept:
         raise InputError(f"{type(model).__name__}: no MoE layer with a known router")
     return kept
+
+
+def _ahead(routed: RoutedLayer, states: "torch.Tensor", top_k: int) -> "torch.Tensor":
+    """Ids (n, K) that a router's weights choose for states (n, H) of the layer before, where its weights lie."""
+    router = routed.router
+    weights = next(chain(router.parameters(), router.buffers()), states)
+    where = f"layer {routed.layer}: router {routed.name}"
+    with running(where, "its weights cannot be applied for look-ahead", "a smaller --batch or --chunk may help"):
+        return routed.family.ahead(router, states.to(weights.device), top_k)
 
 
 def _joined(calls: list[Routing], keep: "torch.Tensor") -> Routing:

@@ -70,6 +70,8 @@ class Family:
     ``choice(router, logits, probs)`` the scores (N, E) whose K largest are chosen. ``logits(router, hidden)`` applies
     the router's weights to other states without calling the module, which would fire its hooks again.
 
+    ``matrix`` names the router's weights of shape (E, H), which is checked; "" if it has none of that shape.
+
     ``experts`` names the module beside the router that is called with what the router chose, and ``given`` finds
     (ids, weights) in its positional inputs; "" where there is no such module: then nothing is compared.
     ``normalised(router)`` tells whether the weights of a token sum to 1 before ``scale(router)``.
@@ -79,6 +81,7 @@ class Family:
     logits: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = linear
     probs: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = softmax
     choice: Callable[[Any, "torch.Tensor", "torch.Tensor"], "torch.Tensor"] = by_probability
+    matrix: str = "weight"
     experts: str = "experts"
     given: Callable[[tuple[Any, ...]], "tuple[torch.Tensor, torch.Tensor]"] = second_and_third
     normalised: Callable[[Any], bool] = lambda router: True
@@ -163,14 +166,32 @@ def routed_layers(
 
 
 def _refuse_quantised(layer: int, name: str, router: "nn.Module") -> None:
-    """A packed router no longer holds the weights that look-ahead applies, and seldom routes as the model did."""
-    for field, weight in router.named_parameters():
+    """A packed router no longer holds the weights that look-ahead applies, and seldom routes as the model did.
+
+    Buffers of one dimension may be whole numbers: counters.
+    """
+    matrices = [(field, buffer) for field, buffer in router.named_buffers() if buffer.dim() > 1]
+    for field, weight in [*router.named_parameters(), *matrices]:
         if not weight.is_floating_point() or weight.element_size() < 2:
             kind = str(weight.dtype).removeprefix("torch.")
             raise InputError(
                 f"layer {layer}: router {name} is quantised ({field} is {kind}); load it with the router left out of "
                 f"quantisation"
             )
+
+
+def check_matrix(routed: RoutedLayer, experts: int, hidden: int) -> None:
+    """Raise InputError unless a router's weights have the shape that it routes by: look-ahead needs them whole."""
+    field = routed.family.matrix
+    if not field:
+        return
+    held = {**dict(routed.router.named_parameters()), **dict(routed.router.named_buffers())}.get(field)
+    if held is None or tuple(held.shape) != (experts, hidden):
+        shape = "not there" if held is None else " x ".join(map(str, held.shape))
+        raise InputError(
+            f"layer {routed.layer}: router {routed.name} is packed ({field} is {shape}, expected {experts} x {hidden}, "
+            f"experts x hidden size); load it with the router left out of quantisation"
+        )
 
 
 def _refuse_unknown(model: "nn.Module", modules: Mapping[str, "nn.Module"], found: set[str]) -> None:
