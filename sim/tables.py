@@ -32,7 +32,8 @@ def heading(report: Report) -> Text:
     text.append(f"\n  costs of {p['model']} on {p['hardware']} (link: {p['link_source']})")
     text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
     link = f"link {s['discipline']}, {s['chunks']} chunks"
-    text.append(f"\n  engine {s['engine']}, {link}, seed {p['seed']}; code {p['code']}, trace {p['trace_sha256'][:12]}", style="dim")
+    made = f"code {p['code']}, trace {p['trace_sha256'][:12]}"
+    text.append(f"\n  engine {s['engine']}, {link}, seed {p['seed']}; {made}", style="dim")
     if p["captured"]:
         text.append(f"\n  trace: {p['captured']}", style="dim")
     return text
