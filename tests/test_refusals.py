@@ -128,3 +128,28 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and "cannot be moved to device 'abacus'" in error
     assert not (tmp_path / "o.npz").exists()
+
+
+@pytest.mark.parametrize(("token", "place"), [(41, "token 3 of sequence 1"), (None, "token 5 of sequence 1")])
+def test_a_router_that_gives_nan_is_named_with_layer_and_token(token, place):
+    """In the prompt, by the embedding of its fourth token; in decoding, by that of the first token chosen."""
+    model = decoder("mixtral")
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    if token is None:
+        found = arrays(model, new_tokens=2)
+        token = int(found["token"][(found["sequence"] == 1) & (found["position"] == 5)][0])
+        assert token not in found["token"][found["phase"] == 0]
+        assert (found["token"][found["phase"] == 1] == token).nonzero()[0].tolist() == [1]
+    gate = model.model.layers[1].mlp.gate
+    marked = model.get_input_embeddings()
+    seen = []
+    marked.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0] == token))
+
+    def lose(module, inputs, output):
+        lost = seen[-1].reshape(-1, 1)
+        return tuple(one.masked_fill(lost, float("nan")) if one.is_floating_point() else one for one in output)
+
+    gate.register_forward_hook(lose)
+    message = rf"^layer 1: router model.layers.1.mlp.gate gave a value that is not finite in 16 bits, for {place} of"
+    with pytest.raises(InputError, match=message):
+        run(model)

@@ -65,21 +65,24 @@ class Recorder:
             handle.remove()
         self._handles.clear()
 
-    def take(self, valid: "torch.Tensor", level: int | None = None) -> Recorded:
+    def take(self, valid: "torch.Tensor", position: "torch.Tensor", level: int | None = None) -> Recorded:
         """The rows of the forward pass since the last call for which ``valid`` (batch x length, bool) is True.
 
-        ``level`` keeps the states of that level alone. Raises InputError naming the layer unless each router recorded
-        exactly one row for each token of the pass, with the ids and weights that its experts module was given.
+        ``position`` (batch x length, or one row for all) is each token's place in its sequence. ``level`` keeps the
+        states of that level alone. Raises InputError naming the layer unless each router recorded exactly one row for
+        each token of the pass, finite, with the ids and weights that its experts module was given.
         """
         import torch
 
         rows = valid.numel()
-        self._check(rows)
+        self._check_rows(rows)
         keep = valid.reshape(-1).nonzero().squeeze(1)
         hidden = [torch.cat(state) for state in (self._embedding, *self._inputs)]
         hidden = [state.to(keep.device).index_select(0, keep) for state in hidden]
         routings = [_joined(calls, keep) for calls in self._routings]
-        self._check_finite(routings)
+        # Before the comparison with the experts: what is not a number equals nothing, not even itself.
+        self._check_finite(routings, valid, position)
+        self._check_experts(rows)
         ids = torch.stack([routing.ids for routing in routings], dim=1)
         ahead = torch.full_like(ids, -1)
         for index, following in enumerate(self.layers[1:]):
@@ -94,18 +97,22 @@ class Recorder:
             ties=int(torch.stack([routing.tied for routing in routings]).sum()),
         )
 
-    def _check(self, rows: int) -> None:
-        """One row a token at every layer, and the same ids and weights at router and experts."""
+    def _check_rows(self, rows: int) -> None:
+        """One row a token at every layer."""
         embedded = sum(len(state) for state in self._embedding)
         if embedded != rows:
             raise InputError(f"the embedding layer recorded {embedded} rows of {rows}")
-        for routed, routings, used in zip(self.layers, self._routings, self._used, strict=True):
+        for routed, routings in zip(self.layers, self._routings, strict=True):
             recorded = sum(len(routing.ids) for routing in routings)
             if recorded != rows:
                 raise InputError(
                     f"layer {routed.layer} captured {recorded} rows of {rows} ({routed.name}: the router is bypassed, "
                     "perhaps by a fused kernel; load the model without kernels)"
                 )
+
+    def _check_experts(self, rows: int) -> None:
+        """The same ids and weights at router and experts; rows that do not count may hold anything in both."""
+        for routed, routings, used in zip(self.layers, self._routings, self._used, strict=True):
             if routed.experts is None:
                 continue
             if sum(len(ids) for ids, _ in used) != rows:
@@ -115,17 +122,22 @@ class Recorder:
             for routing, (ids, weights) in zip(routings, used, strict=True):
                 if not bool((routing.ids == ids).all()):
                     raise InputError(f"layer {routed.layer}: the experts that ran are not those of its router")
-                if not bool((routing.weights == weights).all()):
+                if not bool(((routing.weights == weights) | (routing.weights.isnan() & weights.isnan())).all()):
                     raise InputError(f"layer {routed.layer}: the experts' weights are not those of its router")
 
-    def _check_finite(self, routings: list[Routing]) -> None:
+    def _check_finite(self, routings: list[Routing], valid: "torch.Tensor", position: "torch.Tensor") -> None:
         """No router may give what a trace cannot hold: NaN, or a weight beyond 16 bits."""
         import torch
 
-        bad = [not bool(r.weights.to(torch.float16).isfinite().all() & r.probs.isfinite().all()) for r in routings]
-        if any(bad):
-            routed = self.layers[bad.index(True)]
-            raise InputError(f"layer {routed.layer}: router {routed.name} gave a value that is not finite in 16 bits")
+        for routed, routing in zip(self.layers, routings, strict=True):
+            fits = (routing.weights.to(torch.float16).isfinite().all(-1) & routing.probs.isfinite().all(-1)).cpu()
+            if not bool(fits.all()):
+                sequence, place = valid.cpu().nonzero()[~fits][0].tolist()
+                token = int(position.expand_as(valid)[sequence, place])
+                raise InputError(
+                    f"layer {routed.layer}: router {routed.name} gave a value that is not finite in 16 bits, for token "
+                    f"{token} of sequence {sequence} of its batch (counted from 0)"
+                )
 
     def _clear(self) -> None:
         self._embedding: list[torch.Tensor] = []

@@ -83,7 +83,7 @@ class _Gathered:
         """Take what the recorder holds of a pass."""
         import torch
 
-        rows = self._recorder.take(one.valid, self._level if one.prefill else None)
+        rows = self._recorder.take(one.valid, one.position, self._level if one.prefill else None)
         self._ties += rows.ties
         sequence = torch.arange(len(one.valid), device=one.valid.device).unsqueeze(1).expand_as(one.valid)
         found = {
