@@ -1,5 +1,6 @@
 """A person's own prompts: files, conversations, one command, and a router family of one's own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -215,21 +216,34 @@ def test_the_command_needs_one_kind_of_text(checkpoint, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_a_killed_capture_leaves_nothing_under_the_final_name(checkpoint, tmp_path):
+def spooled(pid, folder):
+    """Bytes that a process has written to the temporary files it holds open in a folder."""
+    total = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(entry).startswith(str(folder)):  # noqa: PTH115 (the name of a deleted file is kept as it is)
+                total += entry.stat().st_size
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are looked up in /proc")
+def test_a_killed_capture_leaves_nothing_behind(checkpoint, tmp_path):
     path = tmp_path / "p.txt"
     path.write_text("".join(f"law judge {'clause ' * (i % 30)}\n" for i in range(4000)))
     out = tmp_path / "folder" / "o.npz"
     out.parent.mkdir()
     command = [sys.executable, "-m", "traces", "capture", str(checkpoint), "--prompts", str(path), "-o", str(out)]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    environment = os.environ | {"TMPDIR": str(spool)}
     running = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("moe-capture-*/*.decode")) and time.monotonic() < deadline:
+    while not spooled(running.pid, spool) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert running.poll() is None, "it ended before it could be killed"
+    assert running.poll() is None and spooled(running.pid, spool), "it ended before it could be killed"
     running.send_signal(signal.SIGKILL)
     running.wait()
-    assert list(out.parent.iterdir()) == []
+    assert list(out.parent.iterdir()) == [] and list(spool.iterdir()) == []
 
 
 def test_a_name_on_the_hub_is_fetched_and_kept_as_the_name(checkpoint, tmp_path, monkeypatch):

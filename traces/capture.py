@@ -7,7 +7,6 @@ ever in memory.
 """
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -123,10 +122,10 @@ def _record(
     wanted = _embedding(settings.embedding)
     place = Path(settings.basis_path) if settings.basis_path else basis_place(folder, beside)
     basis = Basis.load(place) if wanted != "none" and place.exists() else None
-    with tempfile.TemporaryDirectory(prefix="moe-capture-") as spool, ExitStack() as hooks:
+    with ExitStack() as hooks:
         found = {part: hooks.enter_context(one) for part, one in recorders(model, families).items()}
         main = list(found)[-1]
-        recording = Recording(found, tokenizer, settings.amount, settings.decoding, settings.template, Path(spool))
+        recording = Recording(found, tokenizer, settings.amount, settings.decoding, settings.template)
         captured = [recording.domain(text) for text in texts]
         mains = [one[main] for one in captured]
         experts = int(mains[0].arrays["probs"].shape[2])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,17 +121,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class Recording:
-    """How domains are captured: the recorders of a model by its parts, its tokenizer, and how much of what is run.
-
-    Whole states are spooled to files in the folder ``spool``.
-    """
+    """How domains are captured: the recorders of a model by its parts, its tokenizer, and how much of what is run."""
 
     recorders: Mapping[str, Recorder]
     tokenizer: Any
     amount: Amount
     decoding: Decoding
     template: str
-    spool: Path
 
     @property
     def main(self) -> str:
@@ -146,9 +141,8 @@ class Recording:
         """
         parts = {}
         for part, recorder in self.recorders.items():
-            names = [self.spool / f"{text.domain.encode().hex()}.{part}.{phase}" for phase in ("decode", "prefill")]
             result = Captured(text.domain, text.about, [routed.layer for routed in recorder.layers])
-            parts[part] = _Part(result, Spool(names[0]), Spool(names[1]))
+            parts[part] = _Part(result, Spool(), Spool())
         with Watch(f"capture {text.domain}") as watch:
             for split in ("profile", "eval"):
                 rows = getattr(text, split)

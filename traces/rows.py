@@ -1,8 +1,8 @@
 """What one batch of prompts gives: rows of a trace in order, and the states they were taken with."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,14 @@ class Rows:
 
 
 class Spool:
-    """float32 rows of one shape written to a file as they come and read back as a memory map."""
+    """float32 rows of one shape written to a file as they come and read back as a memory map.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb")
+    The file lies where temporary files do but has no name there (on Windows: until it is closed), so a process that is
+    killed leaves nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = tempfile.TemporaryFile(prefix="moe-capture-")  # noqa: SIM115 (it lives as long as its rows)
         self._rows, self._shape = 0, (0,)
 
     def add(self, rows: np.ndarray) -> None:
@@ -40,10 +43,10 @@ class Spool:
 
     def read(self) -> np.ndarray:
         """All rows; the file is no longer written."""
-        self._file.close()
         if not self._rows:
             return np.empty((0, *self._shape), np.float32)
-        return np.memmap(self._path, np.float32, "r", shape=(self._rows, *self._shape))
+        self._file.flush()
+        return np.memmap(self._file, np.float32, "r", shape=(self._rows, *self._shape))
 
 
 def run_batch(
