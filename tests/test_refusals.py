@@ -9,11 +9,12 @@ import transformers
 
 from tests.test_families import arrays, run
 from tests.tiny_families import decoder, switch
-from tests.tiny_moe import tokenizer
+from tests.tiny_moe import llama, tokenizer
 from traces.__main__ import main
 from traces.checkpoint import load
 from traces.errors import InputError
-from traces.recorder import Recorder
+from traces.families import FAMILIES, NAMES
+from traces.recorder import Recorder, recorders
 from traces.routers import routed_layers
 
 DEBUG = "MOE_REPLAY_DEBUG"
@@ -153,3 +154,22 @@ def test_a_router_that_gives_nan_is_named_with_layer_and_token(token, place):
     message = rf"^layer 1: router model.layers.1.mlp.gate gave a value that is not finite in 16 bits, for {place} of"
     with pytest.raises(InputError, match=message):
         run(model)
+
+
+def test_a_dense_model_is_told_which_families_are_known():
+    with pytest.raises(InputError) as one:
+        recorders(llama())
+    assert len(str(one.value)) < 280 and "docs/capture.md" in str(one.value)
+    names = [name.lower().replace("-", "").replace(".", "") for name in NAMES]
+    assert all(str(name) in str(one.value) for name in NAMES)
+    for name in names:
+        assert any(kind.lower().startswith(name) for kind in FAMILIES), name
+    for kind in FAMILIES:
+        assert kind.lower().startswith(tuple(names)), kind
+
+
+def test_a_dense_encoder_decoder_is_told_the_same():
+    config = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    model = transformers.T5ForConditionalGeneration(config)
+    with pytest.raises(InputError, match=r"no MoE layer with a known router; known are those of Mixtral, .*capture\."):
+        recorders(model)

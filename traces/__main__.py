@@ -91,7 +91,11 @@ def capture(
     new_tokens: Annotated[Whole, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
     batch: Annotated[Whole, Parameter(help="sequences run together, padded")] = 32,
     chunk: Annotated[
-        Whole, Parameter(help="most rows run together, which bounds memory; longer prompts go in pieces")
+        Whole,
+        Parameter(
+            help="most rows run together, which bounds memory: small ones cost time. Longer prompts go in pieces, but "
+            "whole through an encoder"
+        ),
     ] = (4096),
     decoding: Annotated[
         str, Parameter(help="sampled, greedy or teacher-forced (on the text's own response)")

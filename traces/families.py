@@ -124,6 +124,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+NAMES = (
+    "Mixtral", "MiniMax", "Qwen", "OLMoE", "FlexOlmo", "Phi", "gpt-oss", "Granite", "DeepSeek", "GLM", "dots.1",
+    "EXAONE", "Solar", "Switch",
+)  # fmt: skip
+"""What people call the models whose routers are known."""
+
+
 def read_families(path: str | Path) -> dict[str, Family]:
     """The families that a person's own Python file defines as ``FAMILIES``; running it may also register classes.
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from traces.errors import InputError
-from traces.routers import Family, RoutedLayer, Routing, check_matrix, parts, routed_layers
+from traces.routers import Family, RoutedLayer, Routing, check_matrix, no_router, parts, routed_layers
 from traces.running import running
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[
     found = {part: Recorder(model, part, families) for part in parts(model)}
     kept = {part: recorder for part, recorder in found.items() if recorder.layers}
     if not kept:
-        raise InputError(f"{type(model).__name__}: no MoE layer with a known router")
+        raise no_router(model)
     return kept
 
 

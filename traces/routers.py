@@ -161,8 +161,18 @@ def routed_layers(
         found[block] = RoutedLayer(int(numbers[0]), name, module, experts, family)
     _refuse_unknown(model, modules, set(found))
     if not found and not part:
-        raise InputError(f"{type(model).__name__}: no MoE layer with a known router; known are {', '.join(known)}")
+        raise no_router(model)
     return sorted(found.values(), key=lambda routed: routed.layer)
+
+
+def no_router(model: Any) -> InputError:
+    """What to raise for a model without a router of a known family."""
+    from traces.families import NAMES
+
+    return InputError(
+        f"{type(model).__name__}: no MoE layer with a known router; known are those of {', '.join(NAMES)}. "
+        "docs/capture.md lists them and shows how to describe another"
+    )
 
 
 def _refuse_quantised(layer: int, name: str, router: "nn.Module") -> None:
