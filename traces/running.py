@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from traces.errors import InputError
 
 DEBUG = "MOE_REPLAY_DEBUG"
-"""Environment variable: set, an exception in somebody's model comes through with its traceback."""
+"""Environment variable: set, an exception in somebody's model or policy comes through with its traceback."""
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 

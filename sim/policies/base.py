@@ -19,10 +19,8 @@ from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.view import View
 from traces.errors import InputError
+from traces.running import DEBUG
 from traces.trace import Trace
-
-DEBUG = "MOE_REPLAY_DEBUG"
-"""Environment variable: set, an exception in somebody's policy comes through with its traceback."""
 
 
 @contextmanager
