@@ -15,6 +15,7 @@ from rich.segment import Segment
 
 from sim.engine import SimulationError
 from sim.engines import Engine
+from sim.metrics import Report
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, replay, scene
 from traces.cli import run
@@ -32,37 +33,68 @@ app = App(
 )
 
 _TracePath = Annotated[Path, Parameter(help="a trace, .npz")]
-_Model = Annotated[
-    str | None, Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own")
-]
-_Hardware = Annotated[str, Parameter(help="a built-in name or a profile, .toml")]
-_Cache = Annotated[
-    str, Parameter(name=["--cache"], help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
-]
-_Profile = Annotated[
-    list[Path] | None,
-    Parameter(
-        consume_multiple=True,
-        negative=(),
-        help="traces whose profile split policies learn from; default: this one and the bundled ones of the same model",
-    ),
-]
-_Split = Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")]
-_Batch = Annotated[Whole, Parameter(help="sequences that decode together")]
 _Set = Annotated[
     list[str] | None,
     Parameter(
         name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value, as often as needed"
     ),
 ]
-_Seed = Annotated[Whole, Parameter(help="for policies that draw at random")]
-_Link = Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")]
-_Chunks = Annotated[Whole | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")]
-_Engine = Annotated[Engine, Parameter(help="what executes the run, all with the same result; auto is the faster")]
 _Json = Annotated[
     str | None,
     Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report as JSON here, - is standard output"),
 ]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Terms:
+    """What a run is made of besides its trace and its policy: options that all replaying commands share."""
+
+    model: Annotated[
+        str | None,
+        Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
+    ] = None
+    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    cache: Annotated[
+        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
+    ] = DEFAULT_CACHE
+    profile: Annotated[
+        list[Path] | None,
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="traces whose profile split policies learn from; default: this one and the bundled ones of its model",
+        ),
+    ] = None
+    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval"
+    batch: Annotated[Whole, Parameter(help="sequences that decode together")] = 1
+    seed: Annotated[Whole, Parameter(help="for policies that draw at random")] = 0
+    discipline: Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")] = (
+        None
+    )
+    chunks: Annotated[Whole | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")] = (
+        None
+    )
+    engine: Annotated[Engine, Parameter(help="what executes a run, all with the same result; auto is the faster")] = (
+        "auto"
+    )
+
+    def keep_apart(self, trace: Path, outputs: dict[str, Path | str | None]) -> None:
+        """Refuse outputs that are one of the files read here. Raises InputError."""
+        keep_apart([trace, *(self.profile or bundled_traces()), self.model, self.hardware], outputs)
+
+    def scene(self, trace: Path, learns: bool) -> Scene:
+        """Load the trace and set it up. Raises InputError."""
+        return scene(
+            trace, model=self.model, hardware=self.hardware, cache_size=self.cache, profile=self.profile,
+            split=self.split, batch=self.batch, seed=self.seed, learns=learns,
+        )  # fmt: skip
+
+    def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:
+        """Run one policy. Raises InputError."""
+        return replay(
+            here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine, **watching
+        )
 
 
 @app.command(name="replay")
@@ -73,17 +105,8 @@ def replay_command(
     policy: Annotated[
         str, Parameter(help="a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
     ] = "lru",
-    model: _Model = None,
-    hardware: _Hardware = DEFAULT_HARDWARE,
-    cache: _Cache = DEFAULT_CACHE,
-    profile: _Profile = None,
-    split: _Split = "eval",
-    batch: _Batch = 1,
     set_: _Set = None,
-    seed: _Seed = 0,
-    discipline: _Link = None,
-    chunks: _Chunks = None,
-    engine: _Engine = "auto",
+    terms: Terms = Terms(),
     json: _Json = None,
     timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
 ) -> None:
@@ -101,25 +124,14 @@ def replay_command(
     from sim.tables import report_view
     from sim.timeline import timeline as open_timeline
 
-    keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json, "--timeline": timeline})
+    terms.keep_apart(trace, {"--json": json, "--timeline": timeline})
     policy, *settings = policy.split(",")
-    here = scene(
-        trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
-        learns=policy_class(policy).learns,
-    )  # fmt: skip
-    _announce(here, "simpy" if timeline else engine)
+    here = terms.scene(trace, policy_class(policy).learns)
+    _announce(here, "simpy" if timeline else terms.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with _written(json) as write, watch as observer, _progress(here, [policy]) as advance:
-        result = replay(
-            here,
-            policy,
-            _values([*settings, *(set_ or [])], "--set"),
-            discipline=discipline,
-            chunks=chunks,
-            observer=observer,
-            progress=advance(policy),
-            engine=engine,
-        )
+        values = _values([*settings, *(set_ or [])], "--set")
+        result = terms.replay(here, policy, values, observer=observer, progress=advance(policy))
         write(result.to_json())
     _print(report_view(result), json)
 
@@ -137,16 +149,7 @@ def compare(
             help="policies to compare, name or name,key=value,...; default: all that the trace allows",
         ),
     ] = None,
-    model: _Model = None,
-    hardware: _Hardware = DEFAULT_HARDWARE,
-    cache: _Cache = DEFAULT_CACHE,
-    profile: _Profile = None,
-    split: _Split = "eval",
-    batch: _Batch = 1,
-    seed: _Seed = 0,
-    discipline: _Link = None,
-    chunks: _Chunks = None,
-    engine: _Engine = "auto",
+    terms: Terms = Terms(),
     json: _Json = None,
 ) -> None:
     """Replay a trace under several policies at equal GPU bytes and print one table.
@@ -161,13 +164,10 @@ def compare(
     from sim.policies import policy_class
     from sim.tables import Comparison
 
-    keep_apart([trace, *(profile or bundled_traces()), model, hardware], {"--json": json})
+    terms.keep_apart(trace, {"--json": json})
     wanted = [name.split(",") for name in policy or _everything()]
     kinds = [policy_class(name) for name, *_ in wanted]
-    here = scene(
-        trace, model=model, hardware=hardware, cache_size=cache, profile=profile, split=split, batch=batch, seed=seed,
-        learns=any(kind.learns for kind in kinds),
-    )  # fmt: skip
+    here = terms.scene(trace, any(kind.learns for kind in kinds))
     if policy is None:
         able = [not (kind.learns and not here.profile) and not _missing(here, kind.needs) for kind in kinds]
         for (name, *_), fits in zip(wanted, able, strict=True):
@@ -175,21 +175,11 @@ def compare(
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     given = [_values(settings, f"--policy {name}:") for name, *settings in wanted]
-    _announce(here, engine)
+    _announce(here, terms.engine)
     results = []
     with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for (name, *settings), values in zip(wanted, given, strict=True):
-            results.append(
-                replay(
-                    here,
-                    name,
-                    values,
-                    discipline=discipline,
-                    chunks=chunks,
-                    progress=advance(",".join([name, *settings])),
-                    engine=engine,
-                )
-            )
+            results.append(terms.replay(here, name, values, progress=advance(",".join([name, *settings]))))
         write([result.to_json() for result in results])
     _print(Comparison(results), json)
 
