@@ -17,7 +17,7 @@ from sim.engine import SimulationError
 from sim.engines import Engine
 from sim.metrics import Report
 from sim.plan import Discipline
-from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, replay, scene
+from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
@@ -169,7 +169,7 @@ def compare(
     kinds = [policy_class(name) for name, *_ in wanted]
     here = terms.scene(trace, any(kind.learns for kind in kinds))
     if policy is None:
-        able = [not (kind.learns and not here.profile) and not _missing(here, kind.needs) for kind in kinds]
+        able = [lacking(here, kind) is None for kind in kinds]
         for (name, *_), fits in zip(wanted, able, strict=True):
             if not fits:
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
@@ -190,10 +190,6 @@ def _everything() -> list[str]:
 
     names = ((name, kind.variants) for name, kind in policy_classes().items())
     return [entry for name, variants in names for entry in (name, *(f"{name},{variant}" for variant in variants))]
-
-
-def _missing(here: Scene, needs: frozenset[str]) -> list[str]:
-    return [name for name in needs if getattr(here.trace, name) is None]
 
 
 @app.command

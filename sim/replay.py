@@ -12,7 +12,7 @@ from typing import Any
 from sim.blindness import check_blind
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
-from sim.engine import settle
+from sim.engine import Terms, settle
 from sim.engines import Engine, Execution, execute
 from sim.eviction import foresees
 from sim.hardware import Hardware
@@ -21,7 +21,7 @@ from sim.metrics import Report, report
 from sim.model import ModelSpec, resolve_model
 from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
-from sim.policies import Setting, blaming, make_policy, policy_class
+from sim.policies import Policy, Setting, blaming, make_policy, policy_class
 from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
@@ -144,19 +144,21 @@ def _same_model(a: Trace, b: Trace) -> bool:
     return same and (None in basis or basis[0] == basis[1])
 
 
+def lacking(scene: Scene, kind: type[Policy]) -> str | None:
+    """What a policy of this kind needs and the scene does not have, as the end of a sentence; None if nothing."""
+    missing = [name for name in sorted(kind.needs) if getattr(scene.trace, name) is None]
+    if missing:
+        return f"the trace {scene.trace.source} has no array {missing[0]}, which it needs"
+    if kind.learns and not scene.profile:
+        return f"it learns from a profile split and {scene.trace.source} has none; name traces with --profile"
+    return None
+
+
 def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None) -> tuple[Plan, dict[str, Any]]:
     """The plan of ``policy`` for a scene, and its parameters in full. Raises InputError."""
     kind = policy_class(policy)
-    missing = [name for name in sorted(kind.needs) if getattr(scene.trace, name) is None]
-    if missing:
-        raise InputError(
-            f"policy {kind.name}: the trace {scene.trace.source} has no array {missing[0]}, which it needs"
-        )
-    if kind.learns and not scene.profile:
-        raise InputError(
-            f"policy {kind.name}: it learns from a profile split and {scene.trace.source} has none; "
-            f"name traces with --profile"
-        )
+    if reason := lacking(scene, kind):
+        raise InputError(f"policy {kind.name}: {reason}")
     setting = Setting(scene.model, scene.budget, scene.profile, scene.seed)
     made = make_policy(policy, declared(kind, setting), values)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
@@ -203,7 +205,8 @@ def replay(
             observer=observer,
             progress=progress,
         )
-    return describe(scene, plan, name, parameters, values or {}, done, discipline, chunks)
+    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    return describe(scene, plan, name, parameters, values or {}, done, terms)
 
 
 def describe(
@@ -213,10 +216,9 @@ def describe(
     parameters: dict[str, Any],
     given: Mapping[str, object],
     done: Execution,
-    discipline: Discipline | None = None,
-    chunks: int | None = None,
+    terms: Terms,
 ) -> Report:
-    """The report of a run of ``scene``; ``given`` are the parameters that a person set."""
+    """The report of a run of ``scene``; ``given`` are the parameters that a person set, ``terms`` what was settled."""
     model = scene.model
     every = model.all_expert_bytes
     gpu = {
@@ -230,8 +232,8 @@ def describe(
         "cache_bytes": scene.budget,
         "batch": scene.batch,
         "split": scene.split,
-        "discipline": discipline or plan.discipline,
-        "chunks": chunks or plan.chunks or scene.work.chunks,
+        "discipline": terms.discipline,
+        "chunks": terms.chunks,
         "engine": done.engine,
         "set": {name: parameters[name] for name in given if name in parameters},
     }
