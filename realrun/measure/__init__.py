@@ -1,0 +1,1 @@
+"""What a machine takes for each thing that a run does, one concept a file."""
