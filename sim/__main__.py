@@ -18,6 +18,7 @@ from sim.engines import Engine
 from sim.metrics import Report
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
+from sim.software import DEFAULT_SOFTWARE
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
@@ -55,6 +56,9 @@ class Terms:
         Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
     ] = None
     hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    software: Annotated[
+        str, Parameter(help="what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
+    ] = DEFAULT_SOFTWARE
     cache: Annotated[
         str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
     ] = DEFAULT_CACHE
@@ -81,13 +85,13 @@ class Terms:
 
     def keep_apart(self, trace: Path, outputs: dict[str, Path | str | None]) -> None:
         """Refuse outputs that are one of the files read here. Raises InputError."""
-        keep_apart([trace, *(self.profile or bundled_traces()), self.model, self.hardware], outputs)
+        keep_apart([trace, *(self.profile or bundled_traces()), self.model, self.hardware, self.software], outputs)
 
     def scene(self, trace: Path, learns: bool) -> Scene:
         """Load the trace and set it up. Raises InputError."""
         return scene(
-            trace, model=self.model, hardware=self.hardware, cache_size=self.cache, profile=self.profile,
-            split=self.split, batch=self.batch, seed=self.seed, learns=learns,
+            trace, model=self.model, hardware=self.hardware, software=self.software, cache_size=self.cache,
+            profile=self.profile, split=self.split, batch=self.batch, seed=self.seed, learns=learns,
         )  # fmt: skip
 
     def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:

@@ -18,6 +18,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sim.faults import expectation
 from traces.errors import InputError
 
+DEFAULT_HARDWARE = "l40"
+
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -183,7 +185,7 @@ class Hardware(_Checked):
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            raise InputError(f"{name}: {_first_fault(error)}") from error
+            raise InputError(f"{name}: {first_fault(error)}") from error
 
     @property
     def gpu_bytes(self) -> int:
@@ -286,7 +288,7 @@ def builtin_hardware() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
-def _first_fault(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """The first complaint as one line: field, value, what would be right."""
     fault = error.errors()[0]
     field = ".".join(str(part) for part in fault["loc"])

@@ -19,6 +19,7 @@ from typing import Any, cast, get_args, get_type_hints
 from zipfile import BadZipFile
 
 import numpy as np
+from pydantic import BaseModel
 
 from sim.keep import cache_folder
 from sim.plan import Plan
@@ -98,6 +99,8 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str | None
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     return asdict(value) if is_dataclass(value) and not isinstance(value, (type, Trace)) else value
 
 

@@ -15,20 +15,20 @@ from sim.capacity import describe_capacity, parse_capacity
 from sim.engine import Terms, settle
 from sim.engines import Engine, Execution, execute
 from sim.eviction import foresees
-from sim.hardware import Hardware
+from sim.hardware import DEFAULT_HARDWARE, Hardware
 from sim.link import Observer
 from sim.metrics import Report, report
 from sim.model import ModelSpec, resolve_model
 from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, blaming, make_policy, policy_class
+from sim.software import DEFAULT_SOFTWARE, Software
 from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
 from traces.errors import InputError
 from traces.trace import Trace
 
-DEFAULT_HARDWARE = "l40"
 DEFAULT_CACHE = "25%"
 
 
@@ -43,6 +43,7 @@ class Scene:
     profile: tuple[Trace, ...]
     model: ModelSpec
     hardware: Hardware
+    software: Software
     budget: int
     batch: int
     split: str
@@ -62,6 +63,7 @@ def scene(
     *,
     model: str | None = None,
     hardware: str = DEFAULT_HARDWARE,
+    software: str = DEFAULT_SOFTWARE,
     cache_size: str = DEFAULT_CACHE,
     profile: Sequence[str | Path] | None = None,
     split: str = "eval",
@@ -75,6 +77,7 @@ def scene(
         trace_path: the trace to replay.
         model: whose costs are charged, a built-in name or a config.json; by default what the trace says.
         hardware: a built-in profile or a toml file.
+        software: what predictions cost, a built-in profile or a toml file.
         cache_size: GPU memory for experts, as ``sim.capacity`` reads it.
         profile: traces from whose profile split policies learn; by default the bundled traces of the same model,
             and the trace itself.
@@ -99,6 +102,7 @@ def scene(
         profile=tuple(_profiles(whole, profile)) if learns or profile else (),
         model=spec,
         hardware=machine,
+        software=Software.load(software),
         budget=budget,
         batch=batch,
         split=split,
@@ -159,7 +163,7 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
     kind = policy_class(policy)
     if reason := lacking(scene, kind):
         raise InputError(f"policy {kind.name}: {reason}")
-    setting = Setting(scene.model, scene.budget, scene.profile, scene.seed)
+    setting = Setting(scene.model, scene.budget, scene.profile, scene.seed, scene.hardware, scene.software)
     made = make_policy(policy, declared(kind, setting), values)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
     plan = plan_of(made, setting, View(scene.trace, scene.work, kind.clairvoyant), run)
@@ -291,6 +295,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
         "hardware": scene.hardware.name,
         "hardware_measured": scene.hardware.link_measured,
         "link_source": scene.hardware.link_source,
+        "software": scene.software.name,
         "profile": [{"trace": t.source, "sha256": t.sha256} for t in scene.profile],
         "code": code_version(),
         "seed": scene.seed,

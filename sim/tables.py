@@ -29,7 +29,7 @@ def heading(report: Report) -> Text:
     p, s = report.provenance, report.settings
     text = Text()
     text.append(f"{report.clock} replay of {p['trace']}", style="bold")
-    text.append(f"\n  costs of {p['model']} on {p['hardware']} (link: {p['link_source']})")
+    text.append(f"\n  costs of {p['model']} on {p['hardware']} (link: {p['link_source']}), {p['software']} software")
     text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
     link = f"link {s['discipline']}, {s['chunks']} chunks"
     made = f"code {p['code']}, trace {p['trace_sha256'][:12]}"

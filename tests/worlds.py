@@ -58,7 +58,7 @@ class World:
     @property
     def setting(self) -> Setting:
         """What a policy knows beforehand; it learns from this very trace unless there is a profile."""
-        return Setting(self.model, self.budget, (self.profile or self.trace,), 7)
+        return Setting(self.model, self.budget, (self.profile or self.trace,), 7, self.hardware)
 
     def plan(self, policy: str, values: dict[str, object] | None = None) -> Plan:
         """What ``policy`` decides here."""

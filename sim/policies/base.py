@@ -9,14 +9,16 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from sim.hardware import DEFAULT_HARDWARE, Hardware
 from sim.model import ModelSpec
 from sim.plan import Plan
+from sim.software import DEFAULT_SOFTWARE, Software
 from sim.view import View
 from traces.errors import InputError
 from traces.running import DEBUG
@@ -53,12 +55,16 @@ class Setting:
         budget: bytes of GPU memory for experts and the policy's own tables.
         profile: traces of the profile split, from which it may learn.
         seed: for whatever it draws at random.
+        hardware: the machine that it runs on.
+        software: what its predictions cost there.
     """
 
     model: ModelSpec
     budget: int
     profile: Sequence[Trace]
     seed: int = 0
+    hardware: Hardware = field(default_factory=lambda: Hardware.load(DEFAULT_HARDWARE))
+    software: Software = field(default_factory=lambda: Software.load(DEFAULT_SOFTWARE))
 
 
 class Policy(ABC):
