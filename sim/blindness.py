@@ -87,6 +87,7 @@ def _until(plan: Plan, moment: int) -> tuple[object, ...]:
     if plan.values is not None:
         early = plan.values.moment <= moment
         decided += [plan.values.moment[early], plan.values.table[plan.values.index[early]]]
+        decided += [plan.values.layer[early] if plan.values.by_layer else plan.values.layer]
     return tuple(decided)
 
 

@@ -127,10 +127,10 @@ class ExpertCache:
         self.state[expert] = ABSENT
         self.rules[pool].evicted(expert)
 
-    def valued(self, values: np.ndarray) -> None:
-        """Hand every pool's rule new values of being kept."""
-        for rule in self.rules:
-            rule.valued(values)
+    def valued(self, first: int, values: np.ndarray) -> None:
+        """Hand the rules of their pools new values of being kept for the experts from ``first`` on."""
+        for pool in dict.fromkeys(self.pool[first : first + len(values)]):
+            self.rules[pool].valued(first, values)
 
 
 def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) -> list[list[int]]:

@@ -151,7 +151,7 @@ class Run:
         self.stall_demand = [0] * work.n_calls
         self.stall_late = [0] * work.n_calls
         self.predict = [0] * n_steps
-        self._at_moments = _by_moment(plan, work.n_layers)
+        self._at_moments = _by_moment(plan, work.n_experts)
         self._may_owe = self.observer is None and plan.prediction.critical
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
 
@@ -348,8 +348,8 @@ class Run:
     def _decide(self, moment: int, step: int) -> Generator[Event, None, None]:
         """Execute the plan at a moment: new values, the cost of predicting, requests."""
         values, cost, requests = self._at_moments[moment]
-        if values is not None:
-            self.cache.valued(values)
+        for first, row in values:
+            self.cache.valued(first, row)
         if cost and self.plan.prediction.critical:
             yield from self._predicting(step, cost, max(0, moment - step - 1), "predict")
         elif cost:
@@ -379,21 +379,25 @@ class Run:
             self.link.request(expert, call, call)
 
 
-def _by_moment(plan: Plan, n_layers: int) -> dict[int, tuple[np.ndarray | None, int, list[tuple[int, int, int]]]]:
-    """The plan by moment: values that come into force, ns of prediction, requests (expert, call, priority)."""
-    table: dict[int, tuple[np.ndarray | None, int, list[tuple[int, int, int]]]] = {}
-    nothing: tuple[None, int, list[tuple[int, int, int]]] = (None, 0, [])
+_Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
+"""What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
+
+
+def _by_moment(plan: Plan, n_experts: int) -> dict[int, _Moment]:
+    """The plan by moment."""
+    table: dict[int, _Moment] = {}
     if plan.requests is not None:
         r: Requests = plan.requests
         rows = list(zip(r.expert.tolist(), r.call.tolist(), r.priority.tolist(), strict=True))
         bounds = r.offsets.tolist()
         for i, moment in enumerate(r.moment.tolist()):
-            table[moment] = (None, 0, rows[bounds[i] : bounds[i + 1]])
+            table[moment] = ([], 0, rows[bounds[i] : bounds[i + 1]])
     for moment, ns in zip(plan.prediction.moment.tolist(), plan.prediction.ns.tolist(), strict=True):
-        values, _, requests = table.get(moment, nothing)
-        table[moment] = (values, ns, requests)
+        _, _, requests = table.get(moment, ([], 0, []))
+        table[moment] = ([], ns, requests)
     if plan.values is not None:
-        for moment, row in zip(plan.values.moment.tolist(), plan.values.index.tolist(), strict=True):
-            _, ns, requests = table.get(moment, nothing)
-            table[moment] = (plan.values.table[row], ns, requests)
+        v = plan.values
+        layers = v.layer.tolist() if v.by_layer else [0] * len(v.moment)
+        for moment, layer, row in zip(v.moment.tolist(), layers, v.index.tolist(), strict=True):
+            table.setdefault(moment, ([], 0, []))[0].append((layer * n_experts, v.table[row]))
     return table

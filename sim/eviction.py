@@ -40,8 +40,8 @@ class Eviction(Protocol):
     def evicted(self, expert: int) -> None:
         """Note that ``expert`` left its slot."""
 
-    def valued(self, values: np.ndarray) -> None:
-        """Take new values of being kept, one an expert (all layers), larger for longer."""
+    def valued(self, first: int, values: np.ndarray) -> None:
+        """Take new values of being kept for the experts from ``first`` on, larger for longer."""
 
     def candidates(self) -> Iterator[int]:
         """Yield experts from the first that should go to the last.
@@ -63,7 +63,7 @@ class _Rule:
     def requested(self, expert: int) -> None:
         pass
 
-    def valued(self, values: np.ndarray) -> None:
+    def valued(self, first: int, values: np.ndarray) -> None:
         pass
 
 
@@ -168,20 +168,48 @@ class Score(_Heap):
 
     def __init__(self, first_call: np.ndarray) -> None:
         super().__init__(first_call)
-        self._values = np.zeros(len(first_call), np.int64)
+        self._values = [0] * len(first_call)
+
+    def _rank(self, expert: int) -> int:
+        return self._values[expert]
 
     def needed(self, expert: int, next_call: int) -> None:
-        self._place(expert, int(self._values[expert]), self._tick())
+        self._place(expert, self._rank(expert), self._tick())
 
     def loaded(self, expert: int) -> None:
         if expert not in self._key:
-            self._place(expert, int(self._values[expert]), self._tick())
+            self._place(expert, self._rank(expert), self._tick())
 
-    def valued(self, values: np.ndarray) -> None:
-        self._values = values
-        self._key = {e: (int(values[e]), tie) for e, (_, tie) in self._key.items()}
-        self._heap = [(k, e) for e, k in self._key.items()]
-        heapify(self._heap)
+    def valued(self, first: int, values: np.ndarray) -> None:
+        for expert, value in enumerate(values.tolist(), first):
+            if value != self._values[expert]:
+                self._values[expert] = value
+                if expert in self._key:
+                    self._place(expert, self._rank(expert), self._key[expert][1])
+
+
+class ScoreLFU(Score):
+    """Lowest product of value and uses since it was loaded; ties by recency.
+
+    With a predictor's probabilities as values this evicts the largest 1 / (p x frequency), as fMoE does (section 4.5 of
+    arXiv 2502.05370, EuroSys 2026). An expert that a prefetch brought counts as used once before it is: a product of 0
+    would send away first what was just predicted.
+    """
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._uses: dict[int, int] = {}
+
+    def _rank(self, expert: int) -> int:
+        return self._values[expert] * max(1, self._uses.get(expert, 0))
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._uses[expert] = self._uses.get(expert, 0) + 1
+        super().needed(expert, next_call)
+
+    def evicted(self, expert: int) -> None:
+        super().evicted(expert)
+        self._uses.pop(expert, None)
 
 
 class NextUse(_Heap):
@@ -208,6 +236,7 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "lfu": LFU,
     "perfect-lfu": PerfectLFU,
     "score": Score,
+    "score-lfu": ScoreLFU,
     "next-use": NextUse,
 }
 """The rules that both engines know, by name."""

@@ -52,6 +52,11 @@ def _moments(field: str, array: Any, end: int) -> None:
     """Raise PlanError unless ``array`` are moments of the run that rise strictly."""
     _integers(field, array)
     _within(field, array, 0, end)
+    _rising(field, array)
+
+
+def _rising(field: str, array: np.ndarray) -> None:
+    """Raise PlanError, naming the place, unless ``array`` rises strictly."""
     falls = np.flatnonzero(array[1:] <= array[:-1])
     if len(falls):
         i = falls[0] + 1
@@ -127,23 +132,47 @@ class Requests:
 
 @dataclass(frozen=True)
 class Values:
-    """How much each expert is worth keeping, for eviction rules that ask (``score``).
+    """How much each expert is worth keeping, for eviction rules that ask (``score``, ``score-lfu``).
 
-    ``table`` (V, L * E) int64; at ``moment[i]`` the row ``index[i]`` comes into force. Moments rise strictly.
+    ``table`` (V, L * E) of integers; at ``moment[i]`` the row ``index[i]`` comes into force. Moments rise strictly.
+    Rows that come back are named again, not stored again.
+
+    A policy that learns something new of one layer at a time names it in ``layer`` (M,): the table then has a row of E
+    values (V, E), and ``index[i]`` is in force for routed layer ``layer[i]`` alone. Moments may then repeat, with
+    rising layers. All experts are worth 0 until something is said of them.
     """
 
     moment: np.ndarray
     index: np.ndarray
     table: np.ndarray
+    layer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether a row is of one layer."""
+        return len(self.layer) > 0
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a row that the table lacks, or a table that is not one value an expert."""
-        _moments("values.moment", self.moment, n_steps * (n_layers + 1))
+        _integers("values.layer", self.layer)
+        if self.by_layer:
+            _integers("values.moment", self.moment)
+            _within("values.moment", self.moment, 0, n_steps * (n_layers + 1))
+            _integers("values.layer", self.layer, length=len(self.moment))
+            _within("values.layer", self.layer, 0, n_layers)
+            _rising("values.moment x layers + layer", self.moment * n_layers + self.layer)
+        else:
+            _moments("values.moment", self.moment, n_steps * (n_layers + 1))
         _integers("values.index", self.index, length=len(self.moment))
         _integers("values.table", self.table, dimensions=2)
         _within("values.index", self.index, 0, len(self.table))
-        if self.table.shape[1] != n_layers * n_experts:
-            raise _at_fault("values.table", self.table.shape, f"{n_layers * n_experts} columns, one an expert")
+        columns = n_experts if self.by_layer else n_layers * n_experts
+        if len(self.moment) and self.table.shape[1] != columns:
+            raise _at_fault("values.table", self.table.shape, f"{columns} columns, one an expert")
+
+    def largest(self) -> int:
+        """The largest absolute value in the table."""
+        return max(int(self.table.max(initial=0)), -int(self.table.min(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -184,7 +213,7 @@ class Plan:
         per_layer: split the slots evenly over layers, a pool each, instead of sharing one.
         keep: False lets no expert outlive its call: pure streaming.
         requests: prefetches, or None.
-        values: values for the ``score`` rule, or None.
+        values: values for the rules ``score`` and ``score-lfu``, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
         everything_resident: all experts are on the GPU from the start, whatever the budget.
@@ -224,8 +253,11 @@ class Plan:
             eviction_rule(self.eviction)
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
-        if self.eviction == "score" and self.values is None:
-            raise _at_fault("values", None, "Values, which eviction 'score' goes by")
+        if self.eviction in ("score", "score-lfu") and self.values is None:
+            raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
+        if self.eviction == "score-lfu" and self.values and self.values.largest() * n_steps >= 2**63:
+            largest = self.values.largest()
+            raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
         if self.discipline not in get_args(Discipline):
             raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         _number("gpu_bytes", self.gpu_bytes)

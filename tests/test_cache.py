@@ -240,6 +240,40 @@ def test_lfu_equals_brute_force_by_calls(calls: list[list[int]], slots: int) -> 
         assert hits(rule, calls, slots, 8).tolist() == expected
 
 
+@given(call_lists, st.integers(4, 8), st.lists(st.integers(-3, 9), min_size=8, max_size=8))
+@settings(max_examples=150)
+def test_values_and_their_product_with_uses_equal_brute_force_by_calls(
+    calls: list[list[int]], slots: int, values: list[int]
+) -> None:
+    ids, offsets = np.array([e for call in calls for e in call], np.int64), np.cumsum([0, *map(len, calls)])
+    for rule in ("score", "score-lfu"):
+        cache = ExpertCache([1], 8, [slots], [0], rule)
+        cache.valued(0, np.array(values[:5]))
+        cache.valued(5, np.array(values[5:]))
+
+        def worth(expert: int, _: int, seen: dict[str, dict[int, int]], rule: str = rule) -> tuple[int, ...]:
+            uses = seen["resident"][expert] if rule == "score-lfu" else 1
+            return values[expert] * uses, seen["last"][expert]
+
+        assert serve(cache, offsets, ids).tolist() == brute(calls, slots, worth)
+
+
+def test_a_prefetched_expert_counts_as_used_once() -> None:
+    # Worth 3 and 2 as they come; two uses make the second worth 4, and then the first leaves.
+    cache = ExpertCache([1], 3, [2], [0], "score-lfu")
+    cache.valued(0, np.array([3, 2, 1]))
+    for expert in (0, 1):
+        cache.allot(expert, 0, demand=False)
+        cache.landed(expert)
+    assert list(cache.rules[0].candidates()) == [1, 0]
+    cache.needed(1)
+    cache.needed(1)
+    assert list(cache.rules[0].candidates()) == [0, 1]
+    cache.release(1)
+    cache.allot(1, 0, demand=False)
+    assert list(cache.rules[0].candidates()) == [1, 0], "whoever left begins anew"
+
+
 @given(call_lists, st.integers(1, 8))
 @settings(max_examples=150)
 def test_min_equals_brute_force_by_calls(calls: list[list[int]], slots: int) -> None:

@@ -30,6 +30,11 @@ def valued(**changed: Any) -> Plan:
     return Plan(eviction="score", values=Values(**(given | changed)))
 
 
+def layered(**changed: Any) -> Plan:
+    given = {"moment": ints(0, 0), "index": ints(0, 1), "table": np.zeros((2, 2), np.int64), "layer": ints(0, 1)}
+    return Plan(eviction="score", values=Values(**(given | changed)))
+
+
 def predicts(**changed: Any) -> Plan:
     return Plan(prediction=Prediction(**({"moment": ints(0, 3), "ns": ints(5, 6)} | changed)))
 
@@ -76,6 +81,16 @@ WRONG: list[tuple[Plan, str]] = [
         "values.table is 'int64 (4,)'; expected an array of integers in 2 dimensions",
     ),
     (valued(table=np.zeros((2, 4))), "values.table is 'float64 (2, 4)'"),
+    (layered(layer=ints(0, 2)), "values.layer[1] is 2; expected 0 to 1"),
+    (layered(layer=ints(0)), "values.layer is 'int64 (1,)'; expected an array of 2"),
+    (layered(layer=ints(1, 1), moment=ints(3, 3)), "values.moment x layers + layer[1] is 7; expected more than 7"),
+    (layered(moment=ints(0, 6)), "values.moment[1] is 6; expected 0 to 5"),
+    (layered(table=np.zeros((2, 4), np.int64)), "values.table is (2, 4); expected 2 columns, one an expert"),
+    (Plan(eviction="score-lfu"), "values is None; expected Values, which eviction 'score-lfu' goes by"),
+    (
+        Plan(eviction="score-lfu", values=Values(ints(0), ints(0), np.array([[0, 0, 0, -(2**62)]]))),
+        f"values.table is {2**62}; expected at most {2**62 - 1}: times 2 uses, 64 bits",
+    ),
     (predicts(ns=ints(5, -6)), "prediction.ns[1] is -6; expected 0 to"),
     (predicts(ns=ints(5)), "prediction.ns is 'int64 (1,)'; expected an array of 2"),
     (predicts(ns=np.array([1.5, 2.0])), "prediction.ns is 'float64 (2,)'"),
@@ -95,5 +110,12 @@ def test_a_plan_that_cannot_be_is_refused_by_both_engines(plan: Plan, message: s
 
 
 def test_what_is_right_runs() -> None:
-    for plan in (asks(), valued(), predicts(), asks(moment=np.array([0, 3], np.uint8)), Plan(gpu_bytes=np.int64(9))):
+    for plan in (
+        asks(),
+        valued(),
+        layered(),
+        predicts(),
+        asks(moment=np.array([0, 3], np.uint8)),
+        Plan(gpu_bytes=np.int64(9)),
+    ):
         assert execute(WORK, plan, 4 * MS).log.finish[-1] > 0

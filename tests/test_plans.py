@@ -41,6 +41,7 @@ def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
     if (v := plan.values) is not None:
         mine = v.moment < until
         seen["values"] = v.moment[mine].tolist(), v.table[v.index[mine]].tolist()
+        seen["layers"] = v.layer[mine].tolist() if v.by_layer else []
     mine = plan.prediction.moment < until
     seen["prediction"] = plan.prediction.moment[mine].tolist(), plan.prediction.ns[mine].tolist()
     return seen

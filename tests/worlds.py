@@ -196,15 +196,14 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         if again[i] and len(ids):
             expert[i] = rng.choice(ids)
     some = np.unique(rng.integers(0, n_steps * (n_layers + 1), 6))
-    table = rng.integers(-5, 6, (3, n_layers * work.n_experts))
     eviction = str(rng.choice(sorted(EVICTIONS)))
-    valued = eviction == "score" or rng.random() < 0.5
+    valued = eviction.startswith("score") or rng.random() < 0.5
     return Plan(
         eviction=eviction,
         per_layer=bool(rng.random() < 0.3),
         keep=bool(rng.random() < 0.8),
         requests=Requests.build(moment, call, expert, rng.integers(-3, 4, len(call)) if rng.random() < 0.5 else None),
-        values=Values(some, rng.integers(0, 3, len(some)), table) if valued else None,
+        values=_values(rng, some, n_layers, work.n_experts) if valued else None,
         prediction=Prediction(
             some,
             rng.integers(0, 12, len(some)) * int(rng.choice([1, 10_000])),
@@ -216,6 +215,14 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         discipline=rng.choice(["fifo", "demand-first", "preemptive"]),
         chunks=int(rng.integers(0, 8)),
     )
+
+
+def _values(rng: np.random.Generator, moments: np.ndarray, n_layers: int, n_experts: int) -> Values:
+    """Values of all layers at these moments, or of some layers each."""
+    if rng.random() < 0.5:
+        return Values(moments, rng.integers(0, 3, len(moments)), rng.integers(-5, 6, (3, n_layers * n_experts)))
+    at, layer = np.nonzero(rng.random((len(moments), n_layers)) < 0.7)
+    return Values(moments[at], rng.integers(0, 4, len(at)), rng.integers(-5, 6, (4, n_experts)), layer)
 
 
 def run_of(world: World, plan: Plan, observer: Any = None) -> Run:

@@ -258,8 +258,8 @@ def _decide(m: Any) -> int:
     index = m.moment
     due = moment_at(m.moments, index)
     m.moment += 1
-    if due.values >= 0:
-        valued(m, due.values)
+    if due.last_value > due.first_value:
+        valued(m, due.first_value, due.last_value)
     if due.cost and not m.critical:
         make_requests_later(m, index, due.cost)
         return 0

@@ -22,8 +22,8 @@ NOBODY = -1
 FOREVER = NEVER
 
 RULES = tuple(EVICTIONS)
-LRU, FIFO, LFU, PERFECT_LFU, SCORE, NEXT_USE = map(
-    RULES.index, ("lru", "fifo", "lfu", "perfect-lfu", "score", "next-use")
+LRU, FIFO, LFU, PERFECT_LFU, SCORE, SCORE_LFU, NEXT_USE = map(
+    RULES.index, ("lru", "fifo", "lfu", "perfect-lfu", "score", "score-lfu", "next-use")
 )
 DISCIPLINES: tuple[str, ...] = get_args(Discipline)
 IN_LINE, PREEMPTIVE = map(DISCIPLINES.index, ("fifo", "preemptive"))
@@ -32,7 +32,8 @@ SLOT = np.dtype(
     [
         ("size", np.int64),
         ("wanted_until", np.int64),  # the last call that a prefetch asked it for
-        ("uses", np.int64),  # lfu: how often it was needed; next-use: the call that needs it next
+        ("uses", np.int64),  # the lfu rules: how often it was needed; next-use: the call that needs it next
+        ("value", np.int64),  # score, score-lfu: what it is worth
         ("rank", np.int64),  # its place in the order of leaving (not lru, fifo), with ties by ...
         ("tie", np.int64),
         ("pool", np.int32),
@@ -81,7 +82,10 @@ LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how ma
 # An expert of the running call, the time of its kernel, how it stood when its wave began: READY, UNDER_WAY or LACKING.
 PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("stood", np.int64)])
 READY, UNDER_WAY, LACKING = range(3)
-MOMENT = np.dtype([(name, np.int64) for name in ("moment", "values", "cost", "first", "last")])
+# Requests first to last and values first_value to last_value are of a moment.
+MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value")])
+# New values come into force for ``count`` experts from ``expert`` on; they stand from ``row`` on in the table.
+VALUED = np.dtype([(name, np.int64) for name in ("expert", "count", "row")])
 REQUEST = np.dtype([(name, np.int64) for name in ("expert", "call", "priority")])
 NUMBER = np.dtype([("n", np.int64)])
 BYTE = np.dtype([("n", np.uint8)])
@@ -90,7 +94,7 @@ COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "la
 _CALLS = ("offsets", "expert", "expert_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict")
 _ADDRESSES = (*_CALLS, *_LOG, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
-              "moments", "requests", "table")  # fmt: skip
+              "moments", "requests", "valued", "table")  # fmt: skip
 _SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "n_layers", "n_experts",
              "n_slots", "n_pools", "n_moments", "n_steps", "everything_resident")  # fmt: skip
 _STATE = (
@@ -99,7 +103,6 @@ _STATE = (
     "passed",  # the last call whose experts have been looked up
     "moment",  # index of the next moment of the plan
     "tick",  # counts what breaks ties by recency
-    "values",  # row of values in force, -1 before the first
     "running",
     "paused",
     "ending",  # when the stretch on the link ends, FOREVER for none
@@ -118,6 +121,7 @@ layer_at = records_of(LAYER)
 piece_at = records_of(PIECE)
 moment_at = records_of(MOMENT)
 request_at = records_of(REQUEST)
+valued_at = records_of(VALUED)
 number_at = records_of(NUMBER)
 byte_at = records_of(BYTE)
 counts_at = records_of(COUNTS)
@@ -146,7 +150,9 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     rule = RULES.index(str(plan.eviction))
     slots = _slots(work, shares, rule)
     largest_call = int(np.diff(work.offsets).max(initial=0))
-    moments, requests, table = _moments(plan)
+    moments, requests, valued = _moments(plan, work.n_experts)
+    goes_by_values = rule in (SCORE, SCORE_LFU) and plan.values is not None
+    table = plan.values.table if goes_by_values and plan.values is not None else np.zeros((0, 0), np.int64)
 
     pools = np.zeros(n_pools, POOL)
     pools["free"], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
@@ -176,7 +182,8 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "pieces": np.zeros(largest_call, PIECE),
         "moments": moments,
         "requests": requests,
-        "table": table,
+        "valued": valued,
+        "table": np.ascontiguousarray(table, np.int64),
     }
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
@@ -199,7 +206,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     }
     for name in _SETTINGS:
         machine[name] = settings[name]
-    for name in ("passed", "values", "running", "paused", "boundary", "first_demand", "last_demand"):
+    for name in ("passed", "running", "paused", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
     return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
@@ -234,25 +241,25 @@ def _transfers(work: Workload) -> np.ndarray:
     return transfers
 
 
-def _moments(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The plan: (M,) MOMENT at which something is decided, (N,) REQUEST, and the table of values.
-
-    Requests ``first`` to ``last`` are made at a moment; ``values`` is the row that comes into force there, or -1.
-    """
-    asked, valued, predicted = plan.requests, plan.values, plan.prediction
-    parts = [predicted.moment] + [part.moment for part in (asked, valued) if part is not None]
+def _moments(plan: Plan, n_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The plan: (M,) MOMENT at which something is decided, (N,) REQUEST, (V,) VALUED."""
+    asked, worth, predicted = plan.requests, plan.values, plan.prediction
+    parts = [predicted.moment] + [part.moment for part in (asked, worth) if part is not None]
     every = np.sort(np.concatenate(parts).astype(np.int64), kind="stable")  # a few rising runs: next to no work
     distinct = every[np.diff(every, prepend=-1) > 0]
     moments = np.zeros(len(distinct), MOMENT)
-    moments["moment"], moments["values"] = distinct, -1
+    moments["moment"] = distinct
     moments["cost"][np.searchsorted(distinct, predicted.moment)] = predicted.ns
     requests = np.zeros(0 if asked is None else len(asked.call), REQUEST)
-    table = np.zeros((0, 0), np.int64)
+    valued = np.zeros(0 if worth is None else len(worth.moment), VALUED)
     if asked is not None:
         at = np.searchsorted(distinct, asked.moment)
         moments["first"][at], moments["last"][at] = asked.offsets[:-1], asked.offsets[1:]
         requests["expert"], requests["call"], requests["priority"] = asked.expert, asked.call, asked.priority
-    if valued is not None:
-        moments["values"][np.searchsorted(distinct, valued.moment)] = valued.index
-        table = np.ascontiguousarray(valued.table, np.int64)
-    return moments, requests, table
+    if worth is not None:
+        moments["first_value"] = np.searchsorted(worth.moment, distinct)
+        moments["last_value"] = np.searchsorted(worth.moment, distinct, side="right")
+        valued["count"] = columns = worth.table.shape[1]
+        valued["expert"] = worth.layer * n_experts if worth.by_layer else 0
+        valued["row"] = worth.index.astype(np.int64) * columns
+    return moments, requests, valued

@@ -18,10 +18,12 @@ from sim.compiled.machine import (
     NOBODY,
     PERFECT_LFU,
     SCORE,
+    SCORE_LFU,
     heap_at,
     number_at,
     pool_at,
     slot_at,
+    valued_at,
 )
 
 
@@ -31,7 +33,7 @@ def needed(m: Any, expert: int, next_call: int) -> None:
     slot = slot_at(m.slots, expert)
     if m.rule == LRU:
         _to_newest(m, expert)
-    elif m.rule == LFU or m.rule == PERFECT_LFU:
+    elif m.rule == LFU or m.rule == PERFECT_LFU or m.rule == SCORE_LFU:
         slot.uses += 1
     elif m.rule == NEXT_USE:
         slot.uses = next_call
@@ -62,21 +64,25 @@ def evicted(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     if slot.ranked and not _by_rank(m):
         _unlink(m, expert)
-    if m.rule == LFU:
+    if m.rule == LFU or m.rule == SCORE_LFU:
         slot.uses = 0
     slot.ranked = 0
 
 
 @inner
-def valued(m: Any, row: int) -> None:
-    """Row ``row`` of the plan's values is in force."""
-    m.values = row
-    if m.rule == SCORE:
-        for expert in range(m.n_slots):
-            slot = slot_at(m.slots, expert)
-            if slot.ranked:
-                slot.rank = _value(m, expert)
-                _settle(m, expert)
+def valued(m: Any, first: int, last: int) -> None:
+    """The plan's values ``first`` to ``last`` come into force."""
+    if m.rule != SCORE and m.rule != SCORE_LFU:
+        return
+    for i in range(first, last):
+        new = valued_at(m.valued, i)
+        for k in range(new.count):
+            slot, value = slot_at(m.slots, new.expert + k), number_at(m.table, new.row + k).n
+            if slot.value != value:
+                slot.value = value
+                if slot.ranked:
+                    slot.rank = _worth(m, slot)
+                    _settle(m, new.expert + k)
 
 
 @inlined
@@ -130,14 +136,14 @@ def _rank(m: Any, expert: int) -> None:
     else:
         m.tick += 1
         slot.tie = m.tick
-        slot.rank = _value(m, expert) if m.rule == SCORE else slot.uses
+        slot.rank = _worth(m, slot) if m.rule == SCORE or m.rule == SCORE_LFU else slot.uses
     slot.ranked = 1
     _settle(m, expert)
 
 
 @inlined
-def _value(m: Any, expert: int) -> int:
-    return number_at(m.table, m.values * m.n_slots + expert).n if m.values >= 0 else 0
+def _worth(m: Any, slot: Any) -> int:
+    return slot.value * max(1, slot.uses) if m.rule == SCORE_LFU else slot.value
 
 
 @inner
