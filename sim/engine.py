@@ -47,9 +47,9 @@ def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> 
     Raises InputError if a pool could not hold one expert.
     """
     n_layers, largest = len(expert_bytes), max(expert_bytes)
+    if budget < largest:
+        raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
     if not per_layer:
-        if budget < largest:
-            raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
         return Slots((budget,), (0,) * n_layers)
     if len(set(expert_bytes)) == 1:
         slots, more = divmod(budget // largest, n_layers)

@@ -232,8 +232,8 @@ def test_two_runs_are_equal_and_watching_changes_nothing(case: tuple[World, str,
 @given(st.data())
 @settings(max_examples=100)
 def test_order_within_a_route_does_not_matter(data: st.DataObject) -> None:
-    world = data.draw(worlds())
-    name, _ = plan_of(data.draw, world)
+    world, name, _ = plan_of(data.draw, data.draw(worlds()))
+    world = world.with_room(world.plan(name))
     trace = world.trace
     order = np.random.default_rng(data.draw(st.integers(0, 99))).permuted(
         np.broadcast_to(np.arange(trace.top_k), trace.experts.shape), axis=2

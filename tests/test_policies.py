@@ -15,6 +15,7 @@ from sim.engine import Run, split_slots
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
+from sim.software import Software
 from sim.view import View
 from sim.workload import batched, workload
 from tests.strategies import make_trace
@@ -62,9 +63,19 @@ def test_an_infinite_cache_misses_each_expert_once(world: World) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_cache_one_byte_below_an_expert_is_the_same_error_for_all(name: str) -> None:
     work = handmade([[[0]]], 2, expert_bytes=100)
-    trace = make_trace([[0]], n_experts=2)
+    trace = make_trace(
+        [[0]],
+        n_experts=2,
+        probs=np.array([[[200, 55]]], np.uint8),
+        lookahead=np.full((1, 1, 1), -1, np.int16),
+        embeddings=np.ones((1, 2, 3), np.int8),
+        prefill_embeddings=np.zeros((0, 3), np.int8),
+        embedding_scale=np.ones(2, np.float32),
+        meta={"embedding": {"basis_sha256": "0", "dims": 3, "bits": 8, "prefill_layer": 0}},
+    )
     model = toy_model(1, 2, 1, (100,))
-    world = World(trace, model, toy_machine(), 1, work, 99)
+    # Tables of predictors lie on the host, so that experts have the whole budget.
+    world = World(trace, model, toy_machine(), 1, work, 99, software=Software.load("paper"))
     plan = world.plan(name)
     if plan.everything_resident:
         assert Run(work, plan, 99).log().found.tolist() == [REUSE_HIT]

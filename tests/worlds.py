@@ -1,7 +1,7 @@
 """Small random worlds (trace, model, machine, memory, link), runs of them, and a witness that checks every event."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from sim.log import Log
 from sim.model import Attention, ModelSpec
 from sim.plan import Discipline, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
+from sim.software import Software, builtin_software
 from sim.view import View
 from sim.workload import Schedule, Workload, batched, workload
 from tests.strategies import traces
@@ -54,11 +55,12 @@ class World:
     discipline: Discipline | None = None
     chunks: int | None = None
     profile: Trace | None = None
+    software: Software = field(default_factory=lambda: Software.load("fast"))
 
     @property
     def setting(self) -> Setting:
         """What a policy knows beforehand; it learns from this very trace unless there is a profile."""
-        return Setting(self.model, self.budget, (self.profile or self.trace,), 7, self.hardware)
+        return Setting(self.model, self.budget, (self.profile or self.trace,), 7, self.hardware, self.software)
 
     def plan(self, policy: str, values: dict[str, object] | None = None) -> Plan:
         """What ``policy`` decides here."""
@@ -77,6 +79,14 @@ class World:
         except InputError:
             return plan.everything_resident
         return True
+
+    def with_room(self, plan: Plan) -> "World":
+        """This world, with memory for the plan's tables and an expert a pool beside what it had, if that was short."""
+        if self.fits(plan):
+            return self
+        pools = self.work.n_layers if plan.per_layer else 1
+        least = pools * max(self.work.expert_bytes)
+        return dataclasses.replace(self, budget=plan.gpu_bytes + max(self.budget, least))
 
 
 def toy_model(n_layers: int, n_experts: int, top_k: int, expert_bytes: tuple[int, ...], **other: Any) -> ModelSpec:
@@ -116,6 +126,9 @@ MACHINES = [
 ]
 
 
+SOFTWARE = [Software.load(name) for name in builtin_software()]
+
+
 @st.composite
 def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None = None) -> World:
     """Random worlds; half of them with costs of a few ns, so that many things happen at one instant."""
@@ -138,7 +151,9 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
         )
     )
     discipline = draw(st.sampled_from([None, "fifo", "demand-first", "preemptive"]))
-    return World(trace, model, machine, batch, work, budget, discipline, draw(st.sampled_from([None, 1, 2, 3, 7])))
+    chunks = draw(st.sampled_from([None, 1, 2, 3, 7]))
+    software = draw(st.sampled_from(SOFTWARE))
+    return World(trace, model, machine, batch, work, budget, discipline, chunks, software=software)
 
 
 def coarse(work: Workload, rng: np.random.Generator) -> Workload:
@@ -159,12 +174,13 @@ def coarse(work: Workload, rng: np.random.Generator) -> Workload:
     )
 
 
-def plan_of(draw: st.DrawFn, world: World) -> tuple[str, Plan]:
-    """A built-in policy with parameters that fit this budget; returns its name too."""
+def plan_of(draw: st.DrawFn, world: World) -> tuple[World, str, Plan]:
+    """A built-in policy with any of its parameters: the world with room for its plan, its name and the plan."""
     name = draw(st.sampled_from(POLICIES))
-    choices = CHOICES.get(name, [{}])
-    plans = [plan for values in choices if world.fits(plan := world.plan(name, values))]
-    return name, draw(st.sampled_from(plans))
+    values = draw(st.sampled_from(CHOICES.get(name, [{}])))
+    plan = world.plan(name, values)
+    roomy = world.with_room(plan)
+    return roomy, name, plan if roomy is world else roomy.plan(name, values)
 
 
 @st.composite
@@ -172,7 +188,7 @@ def planned(draw: st.DrawFn, *, prefill: bool | None = None) -> tuple[World, str
     """A world and a plan for it: of a built-in policy, or one that asks for anything that may be asked for."""
     world = draw(worlds(prefill=prefill))
     if draw(st.booleans()):
-        return world, *plan_of(draw, world)
+        return plan_of(draw, world)
     seed = draw(st.integers(0, 2**32 - 1))
     wanted = draw(st.integers(0, 40))
     plan = arbitrary_plan(np.random.default_rng(seed), world, wanted)
