@@ -1,0 +1,160 @@
+"""Copies over the link: time against size, in both directions, alone, in a row, and beside other work.
+
+A copy alone pays a start-up before its first byte; one that is queued behind another does not, so a row of them is
+timed apart: ``(time of n - time of 1) / (n - 1)``.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from realrun.measure.machine import Machine, Timing
+
+if TYPE_CHECKING:
+    import torch
+
+Direction = Literal["h2d", "d2h"]
+
+SIZES = tuple(int(mib * 2**20) for mib in (1 / 16, 1 / 4, 1, 4, 16, 64, 176, 352))
+"""Bytes; the last two are an expert of Phi-3.5-MoE, near enough, and one of Mixtral."""
+
+ROW = 12
+"""Copies in a row."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Times of copies, by size in bytes."""
+
+    alone: dict[int, Timing]
+    queued: dict[int, Timing]
+
+
+def copy_times(machine: Machine, direction: Direction, sizes: tuple[int, ...] = SIZES, pinned: bool = True) -> Copies:
+    """Copies of each of ``sizes`` between host and device, one alone and each of a row of ``ROW``."""
+    host, device = machine.host(sizes[-1], pinned), machine.bytes(sizes[-1])
+    alone, queued = {}, {}
+    for size in sizes:
+        source, target = _ends(host, device, size, direction)
+        # A pageable copy is slow and noisy, and nobody waits for a long series of them.
+        repeats = machine.repeats if pinned else max(3, machine.repeats // 4)
+        alone[size] = machine.time(lambda: target.copy_(source, non_blocking=True), repeats=repeats, alone=True)  # noqa: B023
+        if pinned:
+            queued[size] = _in_a_row(machine, target, source, alone[size])
+    return Copies(alone, queued)
+
+
+def _ends(host: Any, device: Any, size: int, direction: Direction) -> "tuple[torch.Tensor, torch.Tensor]":
+    return (host[:size], device[:size]) if direction == "h2d" else (device[:size], host[:size])
+
+
+def _in_a_row(machine: Machine, target: Any, source: Any, alone: Timing) -> Timing:
+    def row() -> None:
+        for _ in range(ROW):
+            target.copy_(source, non_blocking=True)
+
+    whole = machine.time(row, repeats=max(3, machine.repeats // 2), alone=True)
+    each = [max(1.0, (ns - alone.ns) / (ROW - 1)) for ns in (whole.low, whole.ns, whole.high)]
+    return Timing(round(each[1]), round(each[0]), round(each[2]), whole.runs)
+
+
+@dataclass(frozen=True)
+class Together:
+    """GB/s of copies that share the machine, each beside what it reaches alone."""
+
+    h2d_alone: float
+    d2h_alone: float
+    h2d_two_streams: float
+    """Both streams together."""
+    h2d_beside_d2h: float
+    d2h_beside_h2d: float
+    host_alone: float
+    """Bytes read and written by a loop on the host that copies memory, all threads."""
+    host_beside_h2d: float
+    h2d_beside_host: float
+
+
+def together(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> Together:
+    """Copies of ``size`` bytes in rows of ``rows``: two streams at once, both directions at once, beside the host."""
+    one, two, back = Lane(machine, size, "h2d"), Lane(machine, size, "h2d"), Lane(machine, size, "d2h")
+    host = HostWork(machine, size)
+    (h2d,), (d2h,) = _rates(machine, [one], rows), _rates(machine, [back], rows)
+    both = _rates(machine, [one, two], rows)
+    there, return_ = _rates(machine, [one, back], rows)
+    alone = host.rate(machine, [], rows)
+    beside = host.rate(machine, [one], 3 * rows)
+    return Together(h2d, d2h, sum(both), there, return_, alone[0], beside[0], beside[1])
+
+
+class Lane:
+    """One stream of copies in one direction, between buffers of its own."""
+
+    def __init__(self, machine: Machine, size: int, direction: Direction) -> None:
+        self.machine, self.size = machine, size
+        self.source, self.target = _ends(machine.host(size, True), machine.bytes(size), size, direction)
+        self.stream = machine.torch.cuda.Stream() if machine.cuda else None
+
+    def enqueue(self, rows: int) -> "tuple[Any, Any] | int":
+        """Start ``rows`` copies; the events around them, or on the CPU the nanoseconds that they took."""
+        if self.stream is None:
+            begin = time.perf_counter_ns()
+            for _ in range(rows):
+                self.target.copy_(self.source)
+            return time.perf_counter_ns() - begin
+        event = self.machine.torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        with self.machine.torch.cuda.stream(self.stream):
+            begin.record()
+            for _ in range(rows):
+                self.target.copy_(self.source, non_blocking=True)
+            end.record()
+        return begin, end
+
+
+def _rates(machine: Machine, lanes: list[Lane], rows: int) -> list[float]:
+    """GB/s of each lane with all of them busy; the first round warms up."""
+    for _ in range(2):
+        machine.synchronize()
+        marks = [lane.enqueue(rows) for lane in lanes]
+        machine.synchronize()
+    return [lane.size * rows / _elapsed(mark) for lane, mark in zip(lanes, marks, strict=True)]
+
+
+def _elapsed(mark: "tuple[Any, Any] | int") -> float:
+    """Nanoseconds between the events of `Lane.enqueue`."""
+    return max(1.0, mark if isinstance(mark, int) else mark[0].elapsed_time(mark[1]) * 1e6)
+
+
+class HostWork:
+    """A loop on the host that is bound by its memory: copies between two buffers, with all of torch's threads."""
+
+    def __init__(self, machine: Machine, size: int) -> None:
+        self.a, self.b = machine.host(size, False), machine.host(size, False)
+
+    def rate(self, machine: Machine, lanes: list[Lane], rows: int) -> tuple[float, float]:
+        """GB/s that the loop reads and writes while ``lanes`` are busy, and theirs together meanwhile."""
+        rounds: list[int] = []
+        stop = threading.Event()
+
+        def loop() -> None:
+            while not stop.is_set():
+                begin = time.perf_counter_ns()
+                self.a.copy_(self.b)
+                rounds.append(time.perf_counter_ns() - begin)
+
+        worker = threading.Thread(target=loop, daemon=True)
+        worker.start()
+        try:
+            while len(rounds) < 2:  # threads and pages are warm
+                time.sleep(0.001)
+            first = len(rounds)
+            copied = sum(_rates(machine, lanes, rows)) if lanes else 0.0
+            last = len(rounds) if lanes else first
+            while len(rounds) < max(last, first + 3):
+                time.sleep(0.001)
+            during = sorted(rounds[first : max(last, first + 3)])
+        finally:
+            stop.set()
+            worker.join()
+        return 2 * self.a.numel() / during[len(during) // 2], copied

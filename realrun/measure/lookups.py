@@ -1,0 +1,184 @@
+"""What predictors cost: searching a table, clustering a prompt, a small net; on the GPU and on the host.
+
+Each is timed at several sizes and reduced to the two numbers that the simulator charges by: a fixed time, and a rate
+for the bytes that are read (search, net) or the products that are taken (clustering). Both come from a least-squares
+line through the relative times, so that small sizes count as much as large ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from realrun.lookup import Fused, eager
+from realrun.measure.machine import Machine, Timing
+
+Where = Literal["gpu", "host"]
+TABLES = ((500, 2048), (2000, 2048), (2000, 4096), (4000, 4096), (16000, 4096))
+"""Entries and their dimensions; 2 x 2,000 of Mixtral's are DoMoE's tables."""
+NETS = ((2048, 1024, 128), (4096, 1024, 48), (4096, 4096, 768))
+"""Input, hidden layer and output of two-layer nets."""
+PROMPTS = ((64, 2048), (256, 4096), (1024, 4096))
+"""Rows and dimensions of prompts that are clustered around `CENTRES` centres."""
+CENTRES = 8
+NEAREST = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """``fixed_ns + work / rate``, work in bytes or FLOP, rate in the same a nanosecond; the worst relative miss."""
+
+    fixed_ns: float
+    rate: float
+    worst: float
+
+    @staticmethod
+    def through(points: Sequence[tuple[float, float]]) -> "Line":
+        """The line through (work, ns) points, neither number below 0, that misses least in relative terms."""
+        work, ns = np.array(points, float).T
+        # Dividing by the time makes each residual relative.
+        (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / ns, work / ns], 1), np.ones(len(ns)), rcond=None)
+        if slope <= 0:  # no size matters yet: launches are all
+            fixed, slope = float(ns.max()), 0.0
+        elif fixed < 0:
+            fixed, slope = 0.0, float(np.mean(ns / work))
+        missed = np.abs((fixed + slope * work) / ns - 1)
+        return Line(float(fixed), float(1 / max(slope, 1e-9)), float(missed.max()))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One place: each timing by its size, in words, and the lines through them."""
+
+    search: dict[str, Timing]
+    cluster: dict[str, Timing]
+    network: dict[str, Timing]
+    search_line: Line
+    cluster_line: Line
+    network_line: Line
+    how: str
+    """Which implementation of the search is charged."""
+
+
+def lookup_costs(machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES) -> Costs:
+    """Time all three at every size, on the device of ``machine`` or on its host."""
+    searches, how = _best_search(machine, where, tables)
+    size = 2 if where == "gpu" else 4
+    search = [(entries * dims * size, timing.ns) for (entries, dims), timing in searches.items()]
+    clustered = {shape: _time(machine, where, _clustering(machine, where, *shape)) for shape in PROMPTS}
+    cluster = [(2.0 * rows * dims * (CENTRES + 1), timing.ns) for (rows, dims), timing in clustered.items()]
+    nets = {net: _time(machine, where, *_network(machine, where, *net)) for net in NETS}
+    network = [((a * b + b * c) * size, timing.ns) for (a, b, c), timing in nets.items()]
+    return Costs(
+        {f"{entries} x {dims}": timing for (entries, dims), timing in searches.items()},
+        {f"{rows} x {dims}, {CENTRES} centres, an iteration": timing for (rows, dims), timing in clustered.items()},
+        {" - ".join(map(str, net)): timing for net, timing in nets.items()},
+        Line.through(search),
+        Line.through(cluster),
+        Line.through(network),
+        how,
+    )
+
+
+def _time(machine: Machine, where: Where, *work: Callable[[], Any]) -> Timing:
+    return machine.time(*work) if where == "gpu" else machine.time_host(work[0])
+
+
+def _best_search(
+    machine: Machine, where: Where, tables: Sequence[tuple[int, int]]
+) -> tuple[dict[tuple[int, int], Timing], str]:
+    """The fastest of the ways there are, over all sizes together, and its name."""
+    found = search_times(machine, where, tables)
+    name = min(found, key=lambda name: sum(np.log(timing.ns) for timing in found[name].values()))
+    return found[name], name
+
+
+def search_times(
+    machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES
+) -> dict[str, dict[tuple[int, int], Timing]]:
+    """Every way of searching, by name, at every size."""
+    ways: dict[str, dict[tuple[int, int], Timing]] = {}
+    for shape in tables:
+        searches = _gpu_searches(machine, *shape) if where == "gpu" else _host_searches(machine, *shape)
+        for name, work in searches.items():
+            ways.setdefault(name, {})[shape] = _time(machine, where, *work)
+    return ways
+
+
+def _gpu_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[Callable[[], Any]]]:
+    tables = [machine.random(1, entries, dims) for _ in range(min(24, machine.copies(2 * entries * dims)))]
+    query = machine.random(dims)
+
+    def plain(table: Any) -> Callable[[], Any]:
+        return lambda: eager(table, query, NEAREST)
+
+    ways: dict[str, list[Callable[[], Any]]] = {"torch, eager": [plain(table) for table in tables]}
+    if machine.cuda:
+        ways["torch, CUDA graph"] = [machine.graph(plain(table)) for table in tables]
+        fused = [Fused(table, NEAREST) for table in tables]
+        for one in fused:
+            one.query.copy_(query)
+        ways["Triton, CUDA graph"] = [one.graph() for one in fused]
+    return ways
+
+
+def _host_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[Callable[[], Any]]]:
+    torch = machine.torch
+    table = np.random.default_rng(0).standard_normal((entries, dims), dtype=np.float32)
+    query = table[entries // 2].copy()
+    tensor, vector = torch.from_numpy(table), torch.from_numpy(query)
+
+    def numpy() -> Any:
+        scores = table @ query
+        return np.argpartition(scores, -NEAREST)[-NEAREST:]
+
+    ways: dict[str, list[Callable[[], Any]]] = {
+        "numpy": [numpy],
+        "torch": [lambda: torch.mv(tensor, vector).topk(NEAREST)],
+    }
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        return ways
+    index = faiss.IndexFlatIP(dims)
+    index.add(table)
+    ways["FAISS"] = [lambda: index.search(query[None], NEAREST)]
+    return ways
+
+
+def _clustering(machine: Machine, where: Where, rows: int, dims: int) -> Callable[[], Any]:
+    """One iteration of k-means (Lloyd): the nearest centre of every row, then the mean of each centre's rows."""
+    torch = machine.torch
+    device = machine.device if where == "gpu" else "cpu"
+    kind = torch.bfloat16 if where == "gpu" else torch.float32
+    points = torch.randn(rows, dims, device=device, dtype=kind)
+    centres = torch.randn(CENTRES, dims, device=device, dtype=kind)
+    ones = torch.ones(rows, device=device, dtype=kind)
+
+    def iteration() -> Any:
+        nearest = (points @ centres.T).argmax(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
+        counts = torch.zeros(CENTRES, device=device, dtype=kind).index_add_(0, nearest, ones)
+        return sums / counts.clamp(min=1)[:, None]
+
+    return iteration
+
+
+def _network(machine: Machine, where: Where, inner: int, hidden: int, out: int) -> list[Callable[[], Any]]:
+    """A two-layer net on one row; on the GPU as a CUDA graph, which a fixed shape allows."""
+    torch = machine.torch
+    device = machine.device if where == "gpu" else "cpu"
+    kind = torch.bfloat16 if where == "gpu" else torch.float32
+    linear, relu = torch.nn.functional.linear, torch.relu
+    row = torch.randn(1, inner, device=device, dtype=kind)
+
+    def net() -> Callable[[], Any]:
+        first = torch.randn(hidden, inner, device=device, dtype=kind)
+        second = torch.randn(out, hidden, device=device, dtype=kind)
+        return lambda: linear(relu(linear(row, first)), second)
+
+    if where == "host":
+        return [net()]
+    size = 2 * hidden * (inner + out)
+    return [machine.graph(net()) for _ in range(min(16, machine.copies(size)))]

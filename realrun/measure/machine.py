@@ -1,0 +1,203 @@
+"""The machine under measurement: a torch device, its clock and its memory.
+
+On a GPU, times are taken between CUDA events, so that they are the device's own and launches overlap as they do in
+use; on the CPU, where everything is synchronous, they are the host's. Every measurement warms up first and gives the
+median of several runs with the spread around it.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from traces.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+L2_BYTES = 192 * 2**20
+"""Inputs that are used in turn cover at least this much, so that none is found in a cache (an H200's L2: 60 MB)."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds of one operation: median, 10th and 90th percentile of ``runs`` runs."""
+
+    ns: int
+    low: int
+    high: int
+    runs: int
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> "Timing":
+        """From times in nanoseconds, at least one."""
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+        pick = (ordered[round(last * share)] for share in (0.1, 0.9))
+        low, high = (max(1, round(ns)) for ns in pick)
+        return Timing(max(1, round(median(ordered))), low, high, len(ordered))
+
+    def __str__(self) -> str:
+        return f"{self.ns / 1e3:,.1f} us ({self.low / 1e3:,.1f} to {self.high / 1e3:,.1f})"
+
+
+class Machine:
+    """One torch device.
+
+    Args:
+        device: ``cuda``, ``cuda:N`` or ``cpu``.
+        repeats: runs of each measurement.
+
+    Raises InputError, in one line, where torch is missing, the name is no device of these, or there is no such GPU.
+    """
+
+    def __init__(self, device: str = "cuda", repeats: int = 20) -> None:
+        self.torch = the_torch()
+        self.device = the_device(device)
+        self.cuda = self.device.type == "cuda"
+        self.repeats = repeats
+        if self.cuda:
+            self.torch.cuda.set_device(self.device)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def random(self, *shape: int, scale: float = 0.02) -> "torch.Tensor":
+        """Normally distributed bf16 numbers on the device: arithmetic on zeros is faster than on real weights."""
+        return self.torch.randn(*shape, device=self.device, dtype=self.torch.bfloat16) * scale
+
+    def host(self, size: int, pinned: bool) -> "torch.Tensor":
+        """``size`` bytes of host memory that have been written to; InputError where so much cannot be pinned."""
+        try:
+            return self.torch.empty(size, dtype=self.torch.uint8, pin_memory=pinned and self.cuda).fill_(7)
+        except RuntimeError as failed:
+            raise InputError(f"cannot get {size:,} bytes of {'pinned ' * pinned}host memory: {failed}") from failed
+
+    def bytes(self, size: int) -> "torch.Tensor":
+        """``size`` bytes of device memory."""
+        return self.torch.empty(size, dtype=self.torch.uint8, device=self.device).fill_(3)
+
+    def copies(self, size: int) -> int:
+        """How many inputs of ``size`` bytes to use in turn so that none is found in a cache."""
+        return max(1, min(64, -(-L2_BYTES // max(1, size)))) if self.cuda else 1
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    def time(self, *work: Callable[[], Any], repeats: int | None = None, alone: bool = False) -> Timing:
+        """Time of one of ``work``, which are used in turn (the same operation on other inputs).
+
+        With ``alone`` the device is idle before each; otherwise runs follow each other as fast as they can be launched.
+        """
+        runs = repeats or self.repeats
+        for index in range(max(3, len(work) if self.cuda else 0)):
+            work[index % len(work)]()
+        self.synchronize()
+        if not self.cuda:
+            return Timing.of([_host_ns(work[run % len(work)]) for run in range(runs)])
+        events = [self._event_pair() for _ in range(runs)]
+        for run, (begin, end) in enumerate(events):
+            if alone:
+                self.torch.cuda.synchronize()
+            begin.record()
+            work[run % len(work)]()
+            end.record()
+        self.torch.cuda.synchronize()
+        return Timing.of([begin.elapsed_time(end) * 1e6 for begin, end in events])
+
+    def time_host(self, work: Callable[[], Any], repeats: int | None = None) -> Timing:
+        """Time of ``work`` by the host's clock, which must have its result when it returns."""
+        for _ in range(3):
+            work()
+        self.synchronize()
+        return Timing.of([_host_ns(work) for _ in range(repeats or self.repeats)])
+
+    def _event_pair(self) -> tuple[Any, Any]:
+        event = self.torch.cuda.Event
+        return event(enable_timing=True), event(enable_timing=True)
+
+    def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """``work`` as a CUDA graph, ready to be replayed; on the CPU ``work`` itself."""
+        if not self.cuda:
+            return work
+        side = self.torch.cuda.Stream()
+        side.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(side):  # libraries allocate their workspaces outside the capture
+            for _ in range(2):
+                work()
+        self.torch.cuda.current_stream().wait_stream(side)
+        captured = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(captured):
+            work()
+
+        def replay(_inputs: Callable[[], Any] = work) -> None:
+            captured.replay()  # a graph knows addresses alone: what lies there must live as long
+
+        return replay
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, str]:
+        """Device, driver, software and date, for the head of a profile."""
+        facts = {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "device": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "torch": self.torch.__version__,
+            "host": f"{platform.machine()}, {self.torch.get_num_threads()} threads",
+        }
+        if self.cuda:
+            facts["device"] = self.torch.cuda.get_device_name(self.device)
+            facts["driver"] = _driver()
+            facts["cuda"] = str(self.torch.version.cuda)
+        return facts
+
+
+def the_torch() -> Any:
+    """The torch module; InputError where it is not installed."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise InputError("torch is not installed; pip install 'moe-replay[torch]'") from None
+    return torch
+
+
+def the_device(name: str) -> "torch.device":
+    """The torch device called ``name``; InputError unless it is the CPU or a GPU that is there."""
+    torch = the_torch()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu") from None
+    if device.type not in ("cuda", "cpu"):
+        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError(f"device {name!r}: torch {torch.__version__} finds no GPU here; name --device cpu to try")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise InputError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
+
+
+def _driver() -> str:
+    """The version of the GPU's driver, or a question mark where nothing tells it."""
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return "?"
+    return told[0] if told else "?"
+
+
+def _host_ns(work: Callable[[], Any]) -> int:
+    begin = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin
