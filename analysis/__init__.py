@@ -1,0 +1,1 @@
+"""Tables, figures and reports: what papers claim, beside what a replay on equal terms gives."""

@@ -1,0 +1,160 @@
+"""Command line of the analysis: ``python -m analysis``."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from analysis.catalogue import EXPERIMENTS, experiment
+from analysis.experiment import Data, Experiment, Setup
+from sim.engine import SimulationError
+from sim.hardware import DEFAULT_HARDWARE
+from sim.replay import DEFAULT_CACHE, bundled_traces, code_version
+from traces.cli import run
+from traces.files import keep_apart
+from traces.whole import Whole
+
+app = App(
+    name="python -m analysis",
+    version=code_version,
+    help="Tables and figures of the field: what papers report, beside what a replay on equal terms gives.",
+    help_format="markdown",
+    help_on_error=False,
+)
+
+_Name = Annotated[str, Parameter(help="an experiment of `python -m analysis experiments`")]
+_Json = Annotated[
+    str | None,
+    Parameter(name=["--json"], allow_leading_hyphen=True, help="write the data as JSON here, - is standard output"),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Terms:
+    """Options that all experiments share."""
+
+    traces: Annotated[
+        list[Path] | None,
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="traces, or folders of them, to run on and to learn from; default: the bundled ones",
+        ),
+    ] = None
+    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    cache: Annotated[
+        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
+    ] = DEFAULT_CACHE
+    software: Annotated[
+        list[str] | None,
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="what predictions cost, several to compare: paper, fast or a profile, .toml; default: both",
+        ),
+    ] = None
+    seed: Annotated[Whole, Parameter(help="of the bootstrap, and for policies that draw at random")] = 0
+    workers: Annotated[
+        Whole | None, Parameter(help="processes; the result is the same for any number; default: one a core")
+    ] = None
+    data: Annotated[
+        Path | None, Parameter(help="show what --json wrote earlier instead of measuring; other options are unused")
+    ] = None
+
+    def keep_apart(self, outputs: dict[str, Path | str | None]) -> None:
+        """Refuse outputs that are one of the files read here. Raises InputError."""
+        keep_apart([*(self.traces or bundled_traces()), self.hardware, *(self.software or []), self.data], outputs)
+
+    def setup(self) -> Setup:
+        """What an experiment is run with."""
+        given: dict[str, Any] = {"software": tuple(self.software)} if self.software else {}
+        given |= {"workers": max(1, self.workers)} if self.workers is not None else {}
+        return Setup(traces=self.traces, hardware=self.hardware, cache=self.cache, seed=self.seed, **given)
+
+    def measured(self, what: Experiment) -> Data:
+        """The data of an experiment, measured now or read from a file. Raises InputError."""
+        from analysis.pages import read
+
+        return what.measure(self.setup()) if self.data is None else read(self.data, what)
+
+
+@app.command
+def table(
+    name: _Name,
+    /,
+    *,
+    terms: Terms = Terms(),
+    json: _Json = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="write the tables as Markdown here")] = None,
+) -> None:
+    """Measure an experiment and print its tables, published numbers beside simulated ones.
+
+    For example:
+
+    ```
+    python -m analysis table domoe-overall
+    python -m analysis table predictors --traces full/*.npz --json predictors.json
+    ```
+    """
+    from analysis.pages import markdown, show, write_data, write_text
+
+    what = experiment(name)
+    terms.keep_apart({"--json": json, "-o": output})
+    data = terms.measured(what)
+    write_data(json, what, data)
+    if output is not None:
+        write_text(output, markdown(what, data))
+    show(what, data, json)
+
+
+@app.command
+def figure(
+    name: _Name,
+    /,
+    *,
+    terms: Terms = Terms(),
+    json: _Json = None,
+    output: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], help="the figure: .png, .svg or .pdf; default: NAME.png")
+    ] = None,
+) -> None:
+    """Measure an experiment, draw its figure and print its tables.
+
+    For example:
+
+    ```
+    python -m analysis figure domoe-neighbours -o neighbours.svg
+    python -m analysis figure domoe-table-size --traces full/law.npz --json table-size.json
+    ```
+    """
+    from analysis.figures import check, draw
+    from analysis.pages import show, write_data
+
+    what = experiment(name)
+    target = Path(f"{name}.png") if output is None else output
+    check(what, target)
+    terms.keep_apart({"--json": json, "-o": target})
+    data = terms.measured(what)
+    write_data(json, what, data)
+    draw(what, data, target)
+    show(what, data, json)
+
+
+@app.command
+def experiments() -> None:
+    """List the experiments: tables, and figures that are tables too."""
+    for name, what in EXPERIMENTS.items():
+        print(f"{name:20} {'figure, table' if what.draw else 'table':15} {what.title}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    return run(app, arguments, failures=(SimulationError,))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

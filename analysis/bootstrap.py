@@ -1,0 +1,133 @@
+"""How sure a ratio of two policies is: a bootstrap over the sequences that both replayed.
+
+What an interval covers: the draw of sequences. Both policies run the same sequences in the same order, each through one
+cache that stays warm from one sequence to the next, so a sequence's time and hits are its share of that run. Sequences
+are drawn with replacement and both policies' shares of a drawn sequence go together (paired).
+
+What it does not cover: another order, another text, another training of the model (repeat the run on traces of a second
+seed), other tables (the profile split is the same), or that the machine is modelled and not measured.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.log import DECODE, PREFETCH_HIT, REUSE_HIT, Log
+from sim.workload import Workload
+from traces.errors import InputError
+from traces.trace import Trace
+
+RESAMPLES = 9999
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each sequence of a run had of it in decode, all (S,) int64: tokens, time in ns, look-ups and hits."""
+
+    tokens: np.ndarray
+    ns: np.ndarray
+    lookups: np.ndarray
+    hits: np.ndarray
+
+
+def shares(trace: Trace, work: Workload, log: Log) -> Shares:
+    """Split a run's decode over its sequences. Raises InputError unless they ran one at a time (batch 1)."""
+    schedule = work.schedule
+    decode = schedule.phase == DECODE
+    rows_of = np.diff(schedule.offsets)
+    if (rows_of[decode] != 1).any():
+        raise InputError("batch: sequences that decode together cannot be told apart; expected a run of batch 1")
+    whose = trace.sequence[schedule.rows[schedule.offsets[:-1]]]
+    step_of_lookup = work.call // work.n_layers
+    found = decode[step_of_lookup]
+    hit = found & np.isin(log.found, (REUSE_HIT, PREFETCH_HIT))
+
+    def per_sequence(step: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+        total = np.zeros(trace.n_sequences, np.int64)
+        np.add.at(total, whose[step], 1 if weight is None else weight)
+        return total
+
+    ns = np.diff(log.finish, prepend=0)
+    steps = np.flatnonzero(decode)
+    return Shares(
+        tokens=per_sequence(steps),
+        ns=per_sequence(steps, ns[steps]),
+        lookups=per_sequence(step_of_lookup[found]),
+        hits=per_sequence(step_of_lookup[hit]),
+    )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its interval; ``draws`` (RESAMPLES,) is its bootstrap distribution, None where there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    draws: np.ndarray | None = None
+
+    def to_json(self) -> dict[str, float | None]:
+        """Value and interval, rounded to what a reader can use."""
+        return {name: None if (v := getattr(self, name)) is None else round(v, 4) for name in ("value", "low", "high")}
+
+
+def throughput_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
+    """Decode throughput of ``one`` over that of ``other``, over the same sequences."""
+    return _ratio(_rate(one.tokens, one.ns), _rate(other.tokens, other.ns), seed)
+
+
+def hit_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
+    """Decode hit ratio of ``one`` over that of ``other``, over the same sequences."""
+    return _ratio(_rate(one.hits, one.lookups), _rate(other.hits, other.lookups), seed)
+
+
+def mean_ratio(ratios: list[Ratio]) -> Ratio:
+    """The mean of ratios of different workloads, each of which was drawn by itself."""
+    if not ratios or any(r.value is None for r in ratios):
+        return Ratio(None)
+    value = float(np.mean([r.value for r in ratios]))
+    drawn = [r.draws for r in ratios if r.draws is not None]
+    return _with_interval(value, np.mean(drawn, axis=0)) if len(drawn) == len(ratios) else Ratio(value)
+
+
+_Rate = tuple[np.ndarray, np.ndarray]
+"""Numerator and denominator, a sequence: their sums' quotient is the rate of a set of sequences."""
+
+
+def _rate(above: np.ndarray, below: np.ndarray) -> _Rate:
+    return above.astype(float), below.astype(float)
+
+
+def _ratio(one: _Rate, other: _Rate, seed: int) -> Ratio:
+    """The quotient of two rates with a percentile interval."""
+    if len(one[0]) != len(other[0]):
+        raise ValueError(f"{len(one[0])} sequences against {len(other[0])}: runs of different traces")
+
+    def quotient(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, axis: int = -1) -> Any:
+        above = a.sum(axis=axis) * d.sum(axis=axis)
+        below = b.sum(axis=axis) * c.sum(axis=axis)
+        return np.divide(above, below, out=np.full_like(np.asarray(below), np.nan), where=below > 0)
+
+    value = float(quotient(*one, *other))
+    if not np.isfinite(value):
+        return Ratio(None)
+    if len(one[0]) < 2:
+        return Ratio(value)
+    from scipy.stats import bootstrap
+
+    drawn = bootstrap(
+        (*one, *other), quotient, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=1000,
+        confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return _with_interval(value, drawn.bootstrap_distribution)
+
+
+def _with_interval(value: float, draws: np.ndarray) -> Ratio:
+    """Percentile interval of what was drawn; none where some draws have no ratio."""
+    if not np.isfinite(draws).all():
+        return Ratio(value)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Ratio(value, float(low), float(high), draws)

@@ -1,0 +1,35 @@
+"""Figures as files: the only place that imports matplotlib."""
+
+from pathlib import Path
+
+from analysis.experiment import Data, Experiment
+from traces.errors import InputError
+from traces.files import atomic_path
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check(experiment: Experiment, path: str | Path) -> None:
+    """Raise InputError, before any work is done, for a table, or a name that no figure can be written under."""
+    if experiment.draw is None:
+        raise InputError(f"{experiment.name} is a table; draw one of the figures of `python -m analysis experiments`")
+    if Path(path).suffix.lower() not in FORMATS:
+        raise InputError(f"-o {path}: a figure is a file ending in {', '.join(FORMATS)}")
+
+
+def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
+    """Draw ``data`` into ``path``, the same bytes for the same data. Raises InputError as ``check`` does."""
+    check(experiment, path)
+    assert experiment.draw is not None
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    kind = Path(path).suffix.lower().lstrip(".")
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    with rc_context({"svg.hashsalt": experiment.name, "font.size": 9}):
+        figure = Figure(figsize=experiment.size, layout="constrained")
+        FigureCanvasAgg(figure)
+        experiment.draw(data, figure)
+        with atomic_path(path) as part:
+            figure.savefig(part, format=kind, dpi=130, metadata=metadata)

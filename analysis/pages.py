@@ -1,0 +1,71 @@
+"""What experiments gave, as JSON, in a terminal and in Markdown."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from analysis.experiment import Data, Experiment
+from traces.errors import InputError
+from traces.files import atomic_path
+from traces.words import printable
+
+
+def read(path: Path, experiment: Experiment) -> Data:
+    """The data of ``experiment`` that was written to ``path``. Raises InputError for a file of anything else."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    have = data.get("experiment") if isinstance(data, dict) else None
+    if have != experiment.name:
+        raise InputError(f"{path}: holds {have!r}; expected the data of {experiment.name}, as --json writes it")
+    return dict(data)
+
+
+def text(experiment: Experiment, data: Data) -> str:
+    """The data as a JSON text."""
+    return json.dumps({"experiment": experiment.name} | data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_data(target: str | None, experiment: Experiment, data: Data) -> None:
+    """The data to a file or, for ``-``, to standard output."""
+    if target == "-":
+        print(text(experiment, data), end="")
+    elif target is not None:
+        write_text(Path(target), text(experiment, data))
+
+
+def write_text(path: Path, content: str) -> None:
+    """A file of this text, whole or not at all."""
+    with atomic_path(path) as part:
+        part.write_text(content, "utf-8")
+
+
+def markdown(experiment: Experiment, data: Data) -> str:
+    """The tables of an experiment in Markdown, under their heading."""
+    sheets = "\n".join(sheet.markdown() for sheet in experiment.sheets(data))
+    return f"## {experiment.title}\n\n{sheets}\n{_made(data)}\n"
+
+
+def _made(data: Data) -> str:
+    """Where the data comes from, in one sentence."""
+    made = data["made"]
+    files = ", ".join(f"{source['trace']} ({source['sha256'][:12]})" for source in made["traces"])
+    return (
+        f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}; "
+        f"traces: {files}."
+    )
+
+
+def show(experiment: Experiment, data: Data, json_target: str | None) -> None:
+    """The tables on standard output, unless JSON goes there."""
+    if json_target == "-":
+        return
+    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+    console = Console(**plain) if sys.stdout.isatty() else Console(width=160, **plain)
+    for sheet in experiment.sheets(data):
+        console.print(sheet)
+    console.print(printable(_made(data)), style="dim")

@@ -1,0 +1,109 @@
+"""What papers report, as data with its sources (published.toml): never mixed with what a replay gives."""
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Metric = Literal["throughput", "hit ratio"]
+EACH, ALL = "each", "all"
+"""A claim's model: of every model alone, or of the average over all."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    figure: str = Field(min_length=1)
+    """Table or figure of the paper."""
+    where: str = Field(min_length=1)
+    """Which sentence says so."""
+
+
+class Claim(_Record):
+    """A published ratio, of DoMoE over a rival (``over``) or of one of its configurations over another (``step``)."""
+
+    metric: Metric
+    model: str
+    low: float | None = Field(default=None, gt=0)
+    high: float | None = Field(default=None, gt=0)
+    over: str | None = None
+    step: str | None = None
+
+    @model_validator(mode="after")
+    def _a_range(self) -> Self:
+        if self.low is None and self.high is None:
+            raise ValueError("low, high or both")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError("low of at most high")
+        if (self.over is None) == (self.step is None):
+            raise ValueError("either over or step")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The range for a table: ``1.35–1.45``, ``1.32``, ``up to 2.25``."""
+        if self.low is None or self.high is None:
+            return f"up to {self.high}" if self.low is None else f"from {self.low}"
+        return f"{self.low}" if self.low == self.high else f"{self.low}–{self.high}"
+
+    def meets(self, low: float, high: float) -> bool:
+        """Whether the range and the interval [low, high] have a value in common."""
+        return (self.high is None or low <= self.high) and (self.low is None or self.low <= high)
+
+
+class Point(_Record):
+    """A published absolute number: throughput, hit ratio or both ``at`` a configuration or a table size."""
+
+    model: str
+    at: str
+    tokens_per_s: float | None = Field(default=None, gt=0)
+    hit_ratio: float | None = Field(default=None, ge=0, le=1)
+    worked_out: bool = False
+    """True where the paper gives a factor and not the number itself."""
+
+
+class Statement(_Record):
+    """What a figure is said to show where it is not a ratio or a throughput."""
+
+    says: str
+    value: float | None = None
+
+
+class Published(BaseModel):
+    """Everything that one paper reports."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    paper: str
+    setting: str
+    claim: list[Claim]
+    point: list[Point]
+    statement: list[Statement]
+
+    def claims(
+        self, figure: str, metric: Metric, model: str, *, over: str | None = None, step: str | None = None
+    ) -> list[Claim]:
+        """The claims of a figure that speak of this model alone: its own, and those made of each."""
+        return [
+            claim
+            for claim in self.claim
+            if (claim.figure, claim.metric, claim.over, claim.step) == (figure, metric, over, step)
+            and (claim.model == model or (claim.model == EACH and model != ALL))
+        ]
+
+    def points(self, figure: str, model: str | None = None) -> list[Point]:
+        """The absolute numbers of a figure, of one model or of all."""
+        return [p for p in self.point if p.figure == figure and model in (None, p.model)]
+
+    def statements(self, figure: str) -> list[Statement]:
+        """What a figure is said to show."""
+        return [s for s in self.statement if s.figure == figure]
+
+
+@cache
+def domoe() -> Published:
+    """The DoMoE paper's numbers."""
+    text = (resources.files("analysis") / "published.toml").read_text("utf-8")
+    return Published.model_validate(tomllib.loads(text))

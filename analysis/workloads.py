@@ -1,0 +1,149 @@
+"""The paper's workloads from traces at hand: law, banking, and a mixed one that interleaves all others."""
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from sim.keep import cache_folder
+from sim.replay import bundled_traces
+from traces.errors import InputError
+from traces.trace import Trace
+
+ALONE = ("law", "banking")
+"""Domains that the DoMoE paper runs by themselves; it interleaves its three others."""
+MIXED = "mixed"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One trace file, as far as finding workloads needs it."""
+
+    path: str
+    sha256: str
+    model: str
+    domains: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name, without the folder that it happens to lie in."""
+        return Path(self.path).name
+
+    def to_json(self) -> dict[str, str]:
+        """Name and hash."""
+        return {"trace": self.name, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """All traces of one model: ``workloads`` are replayed (several files of one are interleaved), all are learned from.
+
+    Traces of one suite come from one model: tables built from one serve the others.
+    """
+
+    model: str
+    workloads: dict[str, tuple[Source, ...]]
+    sources: tuple[Source, ...]
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Domains of the profile, sorted."""
+        return tuple(sorted({domain for source in self.sources for domain in source.domains}))
+
+    @property
+    def profile(self) -> tuple[str, ...]:
+        """Files whose profile splits policies learn from."""
+        return tuple(source.path for source in self.sources)
+
+
+@lru_cache(maxsize=8)
+def kept(path: str) -> Trace:
+    """The trace at ``path``; the last few are kept, so that jobs of one model do not read it again and again."""
+    return Trace.load(path)
+
+
+def suites(paths: Sequence[str | Path] | None = None) -> list[Suite]:
+    """The suites among ``paths`` (files, or folders of .npz files; default: the bundled traces), by model.
+
+    Raises InputError for a file that cannot be read and for two traces of one model and domain.
+    """
+    by_model: dict[str, list[Source]] = {}
+    for path in _files(paths):
+        source = _source(path)
+        by_model.setdefault(source.model, []).append(source)
+    return [_suite(model, sources) for model, sources in sorted(by_model.items())]
+
+
+def _files(paths: Sequence[str | Path] | None) -> list[Path]:
+    if paths is None:
+        return bundled_traces()
+    files: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(f"--traces {path}: a folder without .npz files; expected traces")
+        files += inside
+    return files
+
+
+def _source(path: Path) -> Source:
+    trace = Trace.load(path)
+    return Source(str(path), trace.sha256, str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist()))))
+
+
+def _suite(model: str, sources: Sequence[Source]) -> Suite:
+    workloads: dict[str, tuple[Source, ...]] = {}
+    others: list[Source] = []
+    for source in sources:
+        name = source.domains[0] if len(source.domains) == 1 else MIXED
+        if name in ALONE or name == MIXED:
+            if name in workloads:
+                raise InputError(
+                    f"{source.path}: a second trace of {model}, {name}, beside {workloads[name][0].path}; "
+                    f"expected traces of one model, one a workload"
+                )
+            workloads[name] = (source,)
+        else:
+            others.append(source)
+    if len(others) == 1 or MIXED in workloads:
+        workloads |= {source.domains[0]: (source,) for source in others}
+    elif others:
+        workloads[MIXED] = tuple(others)
+    first = [name for name in (*ALONE, MIXED) if name in workloads]
+    ordered = {name: workloads[name] for name in [*first, *sorted(set(workloads) - set(first))]}
+    return Suite(model, ordered, tuple(sources))
+
+
+def replayed(sources: Sequence[Source]) -> str:
+    """The file to replay for a workload: the trace itself, or one that interleaves several, made once and kept."""
+    if len(sources) == 1:
+        return sources[0].path
+    name = hashlib.sha256(" ".join(source.sha256 for source in sources).encode()).hexdigest()[:32]
+    folder = cache_folder("mixes") or Path(tempfile.mkdtemp(prefix="moe-replay-"))
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        interleaved([Trace.load(source.path) for source in sources]).save(path)
+    return str(path)
+
+
+def interleaved(traces: Sequence[Trace]) -> Trace:
+    """One trace in which the sequences of several take turns, each split by itself; a longer one's rest follows."""
+    whole = Trace.concat(traces)
+    first = np.cumsum([0, *(trace.n_sequences for trace in traces)])
+    order: list[int] = []
+    for split in ("profile", "eval"):
+        turns = [(start + np.flatnonzero(t.split == split)).tolist() for t, start in zip(traces, first, strict=False)]
+        order += [index for turn in zip_longest(*turns) for index in turn if index is not None]
+    parts = []
+    for index in order:
+        one = np.zeros(whole.n_sequences, bool)
+        one[index] = True
+        parts.append(whole.keep(one))
+    mixed = Trace.concat(parts)
+    mixed.meta["joined"] = whole.meta.get("joined", [])
+    return mixed
