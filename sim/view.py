@@ -66,6 +66,34 @@ class View:
         """Known at ``point`` >= 1: what the next layer's router says of layer ``point - 1``'s input (R, K), or -1."""
         return self._need("lookahead")[self._rows, point - 1]
 
+    def probs(self, point: int) -> np.ndarray:
+        """Known at ``point``: router probabilities x 255 of layers below it (R, point, E) uint8, 0 where not stored."""
+        probs, ids = self._need("probs")[self._rows, :point], self._trace.prob_experts
+        if ids is None:
+            return probs
+        dense = np.zeros((*probs.shape[:2], self.n_experts), np.uint8)
+        np.put_along_axis(dense, ids[self._rows, :point].astype(np.int64), probs, axis=2)
+        return dense
+
+    def past_sum(self, table: np.ndarray) -> np.ndarray:
+        """Known at point 0: ``table`` (L, E, N) summed over all that the sequence's earlier tokens took.
+
+        Decode rows alone (Rd, N). The table holds integers, so that the order of summing does not matter.
+        """
+        trace, rows = self._trace, self._rows[self.decoding]
+        if not len(rows):
+            return np.zeros((0, table.shape[2]), table.dtype)
+        start = trace.offsets[trace.sequence[rows]]
+        first = start.min()
+        routes = trace.experts[first : rows.max()]
+        padded = np.concatenate([table, np.zeros_like(table[:, :1])], axis=1)  # an id of -1 adds nothing
+        until = np.zeros((len(routes) + 1, table.shape[2]), table.dtype)
+        for layer in range(self.n_layers):
+            for slot in range(routes.shape[2]):
+                until[1:] += padded[layer, routes[:, layer, slot]]
+        np.cumsum(until, axis=0, out=until)
+        return until[rows - first] - until[start - first]
+
     def domain(self) -> np.ndarray:
         """The label that each sequence of the trace carries (S,): a policy that reads it is told the domain."""
         return self._trace.domain

@@ -1,0 +1,150 @@
+"""MoE-Infinity: prefetch and evict by the activation matrix of the profiled request most like the running one.
+
+L. Xue et al., arXiv 2401.14361 (third version). After each routed layer the running request's activation matrix is
+matched with a collection (``sim.predictors.activations``), and every expert of a later layer is queued by its share of
+its layer's row times its proximity, p * (1 - (i - l) / L) for layer i seen from layer l of L. The cache evicts the
+smallest (share) * (1 - i / L): late layers go first, since they leave more time to be fetched again.
+
+Where the published code (commit d617801) and the paper differ, this is the paper: the code matches later layers only,
+uses raw counts as priorities, evicts the least used and has prediction switched off for Mixtral and most other models.
+
+Decided here:
+
+* Nothing is predicted before the first routed layer of a token is known, as the formula has it: experts of the first
+  layer are never prefetched, and eviction favours them.
+* Sequences that decode together are matched each by itself; their matrices are added and normalised row by row, which
+  is what the paper does with several matches.
+* An expert whose row has no count is worth eps / (1 + E eps) of it instead of nothing, so that early layers stay
+  first among those never seen; eps is not given and is 1e-6 here.
+* Everything that has a share above 0 is queued, which also keeps it from giving way to a prefetch of less weight. The
+  paper queues all of it anew after every layer. Here this happens when the match changes; while it stays, ``most``
+  requests are made again, the first of the queue, whose order is the only one that a link comes to feel in a layer.
+* A match waits on the critical path (``beside=true`` puts it beside the step). The collection is searched where the
+  software profile searches, at L x E numbers an entry, and takes GPU memory where that is the GPU.
+* Values stay in force from one request to the next until its first match; a prefill predicts nothing and streams.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan, Prediction, Requests, Values
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.predictors.activations import ActivationMatrices, shares
+from sim.view import View
+
+EPS = 1e-6
+SCALE = 2**40
+"""Priorities and values are whole numbers: shares times this."""
+
+
+class MoEInfinityParameters(base.Parameters):
+    """Parameters of moe-infinity.
+
+    Attributes:
+        capacity: activation matrices in the collection; the paper finds 120 best.
+        most: how many of the queue are asked for again, with new weights, while the match stays; 0 for all.
+        beside: match beside the step instead of on its critical path.
+    """
+
+    capacity: int = Field(default=120, ge=1, le=100_000)
+    most: int = Field(default=32, ge=0)
+    beside: bool = False
+
+
+class MoEInfinity(Policy):
+    """Prefetch and evict by ratio times proximity, from the activation matrix of a similar request."""
+
+    name = "moe-infinity"
+    summary = "activation matrices: prefetch by a similar request's expert ratios x proximity, evict likewise"
+    takes = MoEInfinityParameters
+    parameters: MoEInfinityParameters
+    learns = True
+    dear = True
+    ignores = frozenset({"budget"})
+
+    def plan(self, view: View) -> Plan:
+        """Match after each layer; ask for what the match says of later ones and value experts by it."""
+        setting, given = self.setting, self.parameters
+        predictor = ActivationMatrices(setting.profile, given.capacity, seed=setting.seed)
+        entries, width = predictor.collection.shape
+        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
+        points = np.arange(1, view.n_layers)
+        moment = view.moment(steps[:, None], points)
+        cost = [setting.software.search_ns(setting.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
+        found, combined = _together(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
+        ratio = shares(_added(predictor.collection, combined).reshape(-1, view.n_layers, view.n_experts))
+        return Plan(
+            eviction="score",
+            values=_values(moment, found, ratio),
+            requests=self._requests(view, steps, found, ratio),
+            prediction=Prediction(
+                moment.ravel(), np.repeat(np.array(cost, np.int64)[rows], len(points)), critical=not given.beside
+            ),
+            stream_prefill=True,
+            gpu_bytes=setting.software.table_bytes(entries * width),
+        )
+
+    def _requests(self, view: View, steps: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Requests:
+        """For each step and point the experts of later layers by weight; ``found`` (steps, L - 1) numbers ``ratio``."""
+        columns = [np.zeros((4, 0), np.int64)]
+        again = np.zeros(found.shape, bool)
+        again[:, 1:] = found[:, 1:] == found[:, :-1]
+        for point in range(1, view.n_layers):
+            matched = np.flatnonzero(found[:, point - 1] >= 0)
+            distinct, which = np.unique(found[matched, point - 1], return_inverse=True)
+            expert, weight = _queue(ratio[distinct], point)
+            wanted = (weight > 0).sum(axis=1)[which]
+            count = np.where(
+                again[matched, point - 1], np.minimum(wanted, self.parameters.most or expert.shape[1]), wanted
+            )
+            row = np.repeat(np.arange(len(matched)), count)
+            rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+            asked, step = expert[which[row], rank], steps[matched[row]]
+            call = step * view.n_layers + asked // view.n_experts
+            columns.append(np.stack([view.moment(step, point), call, asked, -weight[which[row], rank]]))
+        return Requests.build(*np.concatenate(columns, axis=1))
+
+
+def _together(matches: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matches of the rows (Rd, P) of steps of so many ``rows``: as numbers of combinations, (steps, P), and those.
+
+    A combination (V, B) is the sorted entries that the rows of a step match, -1 for none; number -1 is no match at all.
+    """
+    steps, points = len(rows), matches.shape[1]
+    of = np.full((steps, points, rows.max(initial=1)), -1)
+    of[np.repeat(np.arange(steps), rows), :, np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)] = matches
+    of.sort(axis=2)
+    combined, number = np.unique(of.reshape(steps * points, -1), axis=0, return_inverse=True)
+    said = (combined >= 0).any(axis=1)
+    return np.where(np.atleast_1d(said)[number], number, -1).reshape(steps, points), combined
+
+
+def _added(collection: np.ndarray, combined: np.ndarray) -> np.ndarray:
+    """The sum of the matrices of each combination (V, L * E)."""
+    total = np.zeros((len(combined), collection.shape[1]))
+    for entry in combined.T:
+        total += np.where(entry[:, None] >= 0, collection[entry], 0)
+    return total
+
+
+def _queue(ratio: np.ndarray, point: int) -> tuple[np.ndarray, np.ndarray]:
+    """Experts of the layers from ``point`` on, flat numbers, and their weights, largest first (V, N) both.
+
+    ``ratio`` is (V, L, E); the layer at hand is ``point - 1``. Ties go to the smaller number.
+    """
+    n_layers, n_experts = ratio.shape[1:]
+    proximity = 1 - (np.arange(point, n_layers) - (point - 1)) / n_layers
+    weight = (ratio[:, point:] * proximity[:, None] * SCALE).astype(np.int64).reshape(len(ratio), -1)
+    order = np.argsort(-weight, axis=1, kind="stable")
+    return order + point * n_experts, np.take_along_axis(weight, order, axis=1)
+
+
+def _values(moment: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Values:
+    """What experts are worth from each moment on at which the match is another one than before."""
+    n_layers, n_experts = ratio.shape[1:]
+    kept = (ratio + EPS) / (1 + n_experts * EPS) * (1 - np.arange(n_layers) / n_layers)[:, None]
+    known = found.ravel() >= 0
+    when, what = moment.ravel()[known], found.ravel()[known]
+    changes = np.diff(what, prepend=-1) != 0
+    return Values(when[changes], what[changes], (kept * SCALE).astype(np.int64).reshape(-1, n_layers * n_experts))
