@@ -151,7 +151,7 @@ class Run:
         self.stall_demand = [0] * work.n_calls
         self.stall_late = [0] * work.n_calls
         self.predict = [0] * n_steps
-        self._at_moments = _by_moment(plan, work.n_experts)
+        self._at_moments = by_moment(plan, work.n_experts)
         self._may_owe = self.observer is None and plan.prediction.critical
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
 
@@ -383,7 +383,7 @@ _Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
 """What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
 
 
-def _by_moment(plan: Plan, n_experts: int) -> dict[int, _Moment]:
+def by_moment(plan: Plan, n_experts: int) -> dict[int, _Moment]:
     """The plan by moment."""
     table: dict[int, _Moment] = {}
     if plan.requests is not None:
