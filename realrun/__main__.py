@@ -13,7 +13,7 @@ from traces.cli import run
 app = App(
     name="python -m realrun",
     version=code_version,
-    help="Run the simulator's policies on a real GPU: measure it, replay traces on it, say how far the simulator is off.",
+    help="Run the simulator's policies on a real GPU, and say how far the simulator is from it.",
     help_format="markdown",
     help_on_error=False,
 )
@@ -27,7 +27,9 @@ def calibrate(
     out: Annotated[Path, Parameter(help="the profile to write, .toml")],
     model: Annotated[
         list[str] | None,
-        Parameter(consume_multiple=True, negative=(), help="whose experts and attention to time; default: all built in"),
+        Parameter(
+            consume_multiple=True, negative=(), help="whose experts and attention to time; default: all built in"
+        ),
     ] = None,
     quick: Annotated[bool, Parameter(negative=(), help="fewer sizes and repetitions: half a minute")] = False,
     device: Device = "cuda",

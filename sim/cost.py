@@ -4,6 +4,9 @@ One formula for every block (attention with router, an FFN, the LM head): its ro
 the longer of bytes / memory bandwidth and FLOPs / arithmetic, plus a fixed software overhead, and never less than the
 launches of that kind of block take. All results are int64 nanoseconds, rounded up once.
 
+Where the machine's profile has times of FFNs or layers of just these dimensions in bf16, those are taken instead:
+linear between two measured points, flat before the first and on at the last slope.
+
 What it leaves out: activations' own traffic (small beside the weights until thousands of rows), norms, sampling, and
 any overlap of blocks with each other.
 """
@@ -13,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sim.hardware import Hardware
+from sim.hardware import Curve, Hardware, Layer
 from sim.model import KV_BYTES, ModelSpec
 from traces.errors import InputError
 
@@ -37,6 +40,12 @@ class Costs:
         self._operation_ns = software.operation_us.value * 1e3
         self._expert_floor_ns = software.expert_floor_us.value * 1e3
         self._layer_floor_ns = software.layer_floor_us.value * 1e3
+        self._ffns = {
+            ffn.hidden * ffn.width * ffn.matrices: ffn
+            for ffn in hardware.ffn
+            if ffn.hidden == model.hidden and ffn.matrices == model.expert_matrices
+        }
+        self._layer = _measured_layer(model, hardware)
         self._wait_ns = software.route_wait_us.value * 1e3 if software.waits_for_route else 0.0
 
     def layer_ns(self, tokens: ArrayLike, context: ArrayLike) -> np.ndarray:
@@ -96,7 +105,11 @@ class Costs:
         return np.maximum(floor_ns, self._operation_ns + roofline)
 
     def _ffn(self, rows: ArrayLike, parameters: int, size: ArrayLike) -> np.ndarray:
-        return self._block(size, np.multiply(rows, 2.0 * parameters), self._expert_floor_ns)
+        formula = self._block(size, np.multiply(rows, 2.0 * parameters), self._expert_floor_ns)
+        measured = self._ffns.get(parameters)
+        if measured is None:
+            return formula
+        return np.where(np.equal(size, 2 * parameters), along(measured, rows), formula)
 
     def _dense_layer(self, rows: np.ndarray, cached: np.ndarray, layer: int) -> np.ndarray:
         parameters = self.model.dense_parameters
@@ -117,9 +130,40 @@ class Costs:
         reach = np.minimum(rows, window)
         pairs = np.where(prefill, reach * (reach + 1) / 2 + (rows - reach) * reach, read)
         width = np.where(prefill, attention.prefill_width, attention.decode_width)
+        if self._layer is not None and router:
+            return self._measured_attention(self._layer, rows, cached, prefill)
         size = weights * self.model.weight_bytes + router * self.model.embedding_bytes
         moved = size + (read + rows) * attention.kv_width * KV_BYTES
         return self._block(moved, 2.0 * rows * (weights + router) + 2.0 * pairs * width, self._layer_floor_ns)
+
+    def _measured_attention(
+        self, layer: Layer, rows: np.ndarray, cached: np.ndarray, prefill: np.ndarray
+    ) -> np.ndarray:
+        """Of one routed layer: a prompt by its rows; decode rows by the tokens cached for them all, weights read once.
+
+        What more rows add to decode is what they add to a prompt, beyond its first measured point.
+        """
+        more = along(layer.prefill, rows) - layer.prefill.points[0][1]
+        return np.where(prefill, along(layer.prefill, rows), along(layer.decode, cached) + more)
+
+
+def along(curve: Curve, at: ArrayLike) -> np.ndarray:
+    """Nanoseconds of ``curve`` at each of ``at``: linear, flat before the first point, on at the last slope."""
+    x, y = np.array(curve.points, np.float64).T
+    where = np.asarray(at, np.float64)
+    beyond = np.maximum(where - x[-1], 0.0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
+    return np.interp(where, x, y) + beyond
+
+
+def _measured_layer(model: ModelSpec, hardware: Hardware) -> Layer | None:
+    """The profile's times of the routed layers of ``model``, if it has them and they are the same in all layers.
+
+    Not for weights of another type than bf16, layers with a window or with cross-attention: those take the formula.
+    """
+    if model.weight_bytes != 2 or model.embedding_bytes != 2 or model.cross_attention or any(model.windows):
+        return None
+    want = (model.hidden, model.attention.shape, model.experts)
+    return next((one for one in hardware.layer if (one.hidden, one.attention, one.experts) == want), None)
 
 
 def _rows(count: ArrayLike) -> np.ndarray:

@@ -102,12 +102,14 @@ class Curve(_Checked):
 class Link(_Checked):
     """The host-to-device link: a measured curve ``h2d``, or a latency and a bandwidth.
 
+    ``queued`` is the time of one of many copies in a row: one that waits behind another has no start-up of its own.
     ``d2h`` and ``pageable`` (host to device from memory that is not pinned) are for information: a policy that writes
     evicted experts back uses ``d2h``.
     """
 
     name: str = Field(min_length=1)
     h2d: Curve | None = None
+    queued: Curve | None = None
     d2h: Curve | None = None
     pageable: Curve | None = None
     latency_us: Annotated[Figure | None, from_number] = None
@@ -143,14 +145,68 @@ class Software(_Checked):
     """Whether it waits: any policy that fetches what the router asks for must."""
 
 
+class Ffn(Curve):
+    """One FFN in bf16, measured: ``points`` are ``[rows, nanoseconds]``. It holds for all FFNs of these dimensions."""
+
+    hidden: int = Field(ge=1)
+    width: int = Field(ge=1)
+    matrices: int = Field(ge=2, le=3)
+
+
+class Layer(_Checked):
+    """Attention and router of one layer in bf16, measured without waiting for the router's answer."""
+
+    hidden: int = Field(ge=1)
+    attention: str = Field(min_length=1)
+    """The shape in words, as ``Attention.shape`` of a model has it."""
+    experts: int = Field(ge=1)
+    """Outputs of the router."""
+    decode: Curve
+    """``[cached tokens, nanoseconds]`` of one row."""
+    prefill: Curve
+    """``[rows, nanoseconds]`` of a prompt."""
+
+
+class Lookups(_Checked):
+    """What predictors cost at one place: a fixed time, and a rate for what is read or computed."""
+
+    element_bytes: int = Field(ge=1, le=8)
+    """Bytes of one number of a table, a query or a net: 2 for bf16, 4 for float32."""
+    search_us: Annotated[Figure, from_number]
+    """What one search takes beside reading the entries: launches, choosing the nearest."""
+    iteration_us: Annotated[Figure, from_number]
+    """What one iteration of clustering takes beside its arithmetic."""
+    network_us: Annotated[Figure, from_number]
+    """What one forward pass of a net takes beside reading its weights."""
+    gbps: Annotated[Figure | None, from_number] = None
+    """GB/s at which tables and nets are read; None for the GPU's memory as the hardware profile has it."""
+    gflops: Annotated[Figure | None, from_number] = None
+    """GFLOP/s of matrix products; None for the GPU's as the hardware profile has it."""
+
+
+class Measured(_Checked):
+    """The look-ups of a measured machine, where tables lie on the GPU and where they lie on the host."""
+
+    gpu: Lookups
+    host: Lookups
+
+
 class Hardware(_Checked):
-    """One machine. Times are whole nanoseconds, sizes bytes."""
+    """One machine. Times are whole nanoseconds, sizes bytes.
+
+    A measured machine may bring more: times of whole blocks, which then take the place of the formula of ``sim.cost``,
+    what predictors cost (``--software measured``), and under ``details`` whatever else was measured, for a person.
+    """
 
     name: str = Field(min_length=1)
     description: str = ""
     gpu: Gpu
     link: Link
     software: Software
+    ffn: list[Ffn] = []
+    layer: list[Layer] = []
+    lookups: Measured | None = None
+    details: dict[str, Any] = {}
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Hardware":

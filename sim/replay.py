@@ -102,7 +102,7 @@ def scene(
         profile=tuple(_profiles(whole, profile)) if learns or profile else (),
         model=spec,
         hardware=machine,
-        software=Software.load(software),
+        software=Software.load(software, machine),
         budget=budget,
         batch=batch,
         split=split,

@@ -16,37 +16,24 @@ import math
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from sim.hardware import STRICT, Figure, Hardware, first_fault, from_number
+from sim.hardware import Figure, Hardware, Lookups, first_fault
 from traces.errors import InputError
 
 DEFAULT_SOFTWARE = "fast"
+MEASURED: dict[str, Literal["host", "gpu"]] = {"measured": "gpu", "measured-host": "host"}
 
 
-class Software(BaseModel):
-    """One way of running predictors. All results are whole nanoseconds, rounded up."""
-
-    model_config = STRICT
+class Software(Lookups):
+    """One way of running predictors: what each operation costs, and where. All results are whole ns, rounded up."""
 
     name: str = Field(min_length=1)
     description: str = ""
     where: Literal["host", "gpu"]
     """Where tables lie and are searched; on the host they take no GPU memory."""
-    element_bytes: int = Field(ge=1, le=8)
-    """Bytes of one number of a table, a query or a net: 2 for bf16, 4 for float32."""
-    search_us: Annotated[Figure, from_number]
-    """What one search takes beside reading the entries: launches, choosing the nearest."""
-    iteration_us: Annotated[Figure, from_number]
-    """What one iteration of clustering takes beside its arithmetic."""
-    network_us: Annotated[Figure, from_number]
-    """What one forward pass of a net takes beside reading its weights."""
-    gbps: Annotated[Figure | None, from_number] = None
-    """GB/s at which tables and nets are read; None for the GPU's memory as the hardware profile has it."""
-    gflops: Annotated[Figure | None, from_number] = None
-    """GFLOP/s of matrix products; None for the GPU's as the hardware profile has it."""
 
     @model_validator(mode="after")
     def _host_has_its_own(self) -> Self:
@@ -59,12 +46,15 @@ class Software(BaseModel):
         return self
 
     @classmethod
-    def load(cls, name_or_path: str | Path) -> "Software":
-        """A built-in profile by name, or one from a TOML file.
+    def load(cls, name_or_path: str | Path, hardware: Hardware | None = None) -> "Software":
+        """A built-in profile by name, one from a TOML file, or what was measured on ``hardware``.
 
-        Raises InputError (one line: file, field, value, what is expected), OSError if a file cannot be read.
+        The latter are called ``measured`` and ``measured-host``. Raises InputError (one line: file, field, value, what
+        is expected), OSError if a file cannot be read.
         """
         name = str(name_or_path)
+        if name.lower() in MEASURED:
+            return cls._measured(name.lower(), hardware)
         if name.lower() in builtin_software():
             return cls.parse(resources.files("sim.software").joinpath(f"{name.lower()}.toml").read_bytes(), name)
         path = Path(name_or_path)
@@ -72,6 +62,17 @@ class Software(BaseModel):
             known = ", ".join(builtin_software())
             raise InputError(f"software {name!r} is unknown; expected a .toml profile or one of {known}")
         return cls.parse(path.read_bytes(), name)
+
+    @classmethod
+    def _measured(cls, name: str, hardware: Hardware | None) -> "Software":
+        if hardware is None or hardware.lookups is None:
+            whose = "no machine" if hardware is None else hardware.name
+            raise InputError(
+                f"software {name!r}: {whose} has no measured look-ups; expected a machine calibrated by realrun"
+            )
+        where = MEASURED[name]
+        costs: Lookups = getattr(hardware.lookups, where)
+        return cls(name=name, description=f"as measured on {hardware.name}", where=where, **dict(costs))
 
     @classmethod
     def parse(cls, text: bytes | str, name: str = "software") -> "Software":
