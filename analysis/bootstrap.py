@@ -8,6 +8,7 @@ What it does not cover: another order, another text, another training of the mod
 seed), other tables (the profile split is the same), or that the machine is modelled and not measured.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,12 @@ class Ratio:
 
 def throughput_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
     """Decode throughput of ``one`` over that of ``other``, over the same sequences."""
-    return _ratio(_rate(one.tokens, one.ns), _rate(other.tokens, other.ns), seed)
+    return ratio((one.tokens, one.ns), (other.tokens, other.ns), seed)
 
 
 def hit_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
     """Decode hit ratio of ``one`` over that of ``other``, over the same sequences."""
-    return _ratio(_rate(one.hits, one.lookups), _rate(other.hits, other.lookups), seed)
+    return ratio((one.hits, one.lookups), (other.hits, other.lookups), seed)
 
 
 def mean_ratio(ratios: list[Ratio]) -> Ratio:
@@ -92,16 +93,12 @@ def mean_ratio(ratios: list[Ratio]) -> Ratio:
     return _with_interval(value, np.mean(drawn, axis=0)) if len(drawn) == len(ratios) else Ratio(value)
 
 
-_Rate = tuple[np.ndarray, np.ndarray]
-"""Numerator and denominator, a sequence: their sums' quotient is the rate of a set of sequences."""
+Rate = tuple[np.ndarray, np.ndarray]
+"""Numerator and denominator, one a sequence: the quotient of their sums is the rate of a set of sequences."""
 
 
-def _rate(above: np.ndarray, below: np.ndarray) -> _Rate:
-    return above.astype(float), below.astype(float)
-
-
-def _ratio(one: _Rate, other: _Rate, seed: int) -> Ratio:
-    """The quotient of two rates with a percentile interval."""
+def ratio(one: Rate, other: Rate, seed: int = 0) -> Ratio:
+    """The quotient of two rates with a percentile interval; what has no value (over nothing) has none."""
     if len(one[0]) != len(other[0]):
         raise ValueError(f"{len(one[0])} sequences against {len(other[0])}: runs of different traces")
 
@@ -110,17 +107,20 @@ def _ratio(one: _Rate, other: _Rate, seed: int) -> Ratio:
         below = b.sum(axis=axis) * c.sum(axis=axis)
         return np.divide(above, below, out=np.full_like(np.asarray(below), np.nan), where=below > 0)
 
-    value = float(quotient(*one, *other))
+    a, b, c, d = (part.astype(float) for part in (*one, *other))
+    value = float(quotient(a, b, c, d))
     if not np.isfinite(value):
         return Ratio(None)
     if len(one[0]) < 2:
         return Ratio(value)
     from scipy.stats import bootstrap
 
-    drawn = bootstrap(
-        (*one, *other), quotient, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=1000,
-        confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # draws over nothing, which _with_interval sees to
+        drawn = bootstrap(
+            (a, b, c, d), quotient, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=1000,
+            confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed),
+        )  # fmt: skip
     return _with_interval(value, drawn.bootstrap_distribution)
 
 

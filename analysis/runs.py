@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.bootstrap import Shares, shares
-from sim.engine import settle
 from sim.engines import execute
 from sim.hardware import DEFAULT_HARDWARE
 from sim.metrics import Report
 from sim.policies import policy_class
 from sim.replay import DEFAULT_CACHE, Scene, describe, plan_for, scene
 from sim.software import DEFAULT_SOFTWARE
+from sim.terms import settle
 from traces.progress import Watch
 
 _THREADS = "OMP_NUM_THREADS"
