@@ -49,6 +49,25 @@ def calibrate(
     calibrate_command(out, model, quick=quick, device=device)
 
 
+@app.command
+def lookup(
+    *,
+    json: Annotated[Path | None, Parameter(help="write all times here as well")] = None,
+    device: Device = "cuda",
+) -> None:
+    """Look up in DoMoE's two tables in every way there is, check each against float64 and print how long it takes.
+
+    For example:
+
+    ```
+    python -m realrun lookup
+    ```
+    """
+    from realrun.measure.tables import lookup_command
+
+    lookup_command(json, device)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
     return run(app, arguments)

@@ -51,27 +51,29 @@ class Line:
 class Costs:
     """One place: each timing by its size, in words, and the lines through them."""
 
-    search: dict[str, Timing]
+    searches: dict[str, dict[str, Timing]]
+    """Every way of searching."""
     cluster: dict[str, Timing]
     network: dict[str, Timing]
     search_line: Line
     cluster_line: Line
     network_line: Line
     how: str
-    """Which implementation of the search is charged."""
+    """Which way of searching is charged: the fastest over all sizes together."""
 
 
 def lookup_costs(machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES) -> Costs:
     """Time all three at every size, on the device of ``machine`` or on its host."""
-    searches, how = _best_search(machine, where, tables)
+    searches = search_times(machine, where, tables)
+    how = min(searches, key=lambda way: sum(np.log(timing.ns) for timing in searches[way].values()))
     size = 2 if where == "gpu" else 4
-    search = [(entries * dims * size, timing.ns) for (entries, dims), timing in searches.items()]
+    search = [(entries * dims * size, timing.ns) for (entries, dims), timing in searches[how].items()]
     clustered = {shape: _time(machine, where, _clustering(machine, where, *shape)) for shape in PROMPTS}
     cluster = [(2.0 * rows * dims * (CENTRES + 1), timing.ns) for (rows, dims), timing in clustered.items()]
     nets = {net: _time(machine, where, *_network(machine, where, *net)) for net in NETS}
     network = [((a * b + b * c) * size, timing.ns) for (a, b, c), timing in nets.items()]
     return Costs(
-        {f"{entries} x {dims}": timing for (entries, dims), timing in searches.items()},
+        {way: {f"{n} x {dims}": timing for (n, dims), timing in times.items()} for way, times in searches.items()},
         {f"{rows} x {dims}, {CENTRES} centres, an iteration": timing for (rows, dims), timing in clustered.items()},
         {" - ".join(map(str, net)): timing for net, timing in nets.items()},
         Line.through(search),
@@ -85,19 +87,10 @@ def _time(machine: Machine, where: Where, *work: Callable[[], Any]) -> Timing:
     return machine.time(*work) if where == "gpu" else machine.time_host(work[0])
 
 
-def _best_search(
-    machine: Machine, where: Where, tables: Sequence[tuple[int, int]]
-) -> tuple[dict[tuple[int, int], Timing], str]:
-    """The fastest of the ways there are, over all sizes together, and its name."""
-    found = search_times(machine, where, tables)
-    name = min(found, key=lambda name: sum(np.log(timing.ns) for timing in found[name].values()))
-    return found[name], name
-
-
 def search_times(
     machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES
 ) -> dict[str, dict[tuple[int, int], Timing]]:
-    """Every way of searching, by name, at every size."""
+    """Every way of searching the nearest of one table, by name, at every size (entries, dimensions)."""
     ways: dict[str, dict[tuple[int, int], Timing]] = {}
     for shape in tables:
         searches = _gpu_searches(machine, *shape) if where == "gpu" else _host_searches(machine, *shape)

@@ -154,8 +154,8 @@ class Machine:
         }
         if self.cuda:
             facts["device"] = self.torch.cuda.get_device_name(self.device)
-            facts["driver"] = _driver()
             facts["cuda"] = str(self.torch.version.cuda)
+            facts |= _told(self.device)
         return facts
 
 
@@ -185,16 +185,18 @@ def the_device(name: str) -> "torch.device":
     return device
 
 
-def _driver() -> str:
-    """The version of the GPU's driver, or a question mark where nothing tells it."""
+def _told(device: "torch.device") -> dict[str, str]:
+    """What the driver says of itself and of the GPU's link; nothing where nobody tells."""
     import subprocess
 
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    asked = "driver_version,pcie.link.gen.max,pcie.link.width.max"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", f"--id={device.index or 0}"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return "?"
-    return told[0] if told else "?"
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        driver, generation, width = told.split(", ")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    return {"driver": driver, "link": f"PCIe {generation} x{width}"}
 
 
 def _host_ns(work: Callable[[], Any]) -> int:

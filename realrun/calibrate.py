@@ -1,0 +1,239 @@
+"""Measure a machine and write its profile: what the simulator's ``--hardware`` loads."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from realrun.measure.copies import SIZES, copy_times, together
+from realrun.measure.experts import ROWS, Ffn, ffn_times, ffns
+from realrun.measure.layers import CONTEXTS, PROMPTS, Heads, LayerTimes, heads_of, layer_times
+from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
+from realrun.measure.machine import Machine, Timing
+from realrun.measure.memory import bandwidth
+from realrun.measure.products import Launches, arithmetic, launches
+from realrun.profile import Table, curve, figure, spread, to_toml
+from sim.hardware import Hardware
+from sim.model import ModelSpec, builtin_models, load_model
+from sim.replay import code_version
+from traces.files import atomic_path, keep_apart
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure: sizes of copies, rows of FFNs, contexts and prompts of layers, tables, buffers, runs."""
+
+    copies: tuple[int, ...] = SIZES
+    rows: tuple[int, ...] = ROWS
+    contexts: tuple[int, ...] = CONTEXTS
+    prompts: tuple[int, ...] = PROMPTS
+    tables: tuple[tuple[int, int], ...] = TABLES
+    memory: int = 2**31
+    square: int = 8192
+    product: tuple[int, int, int] = (2048, 4096, 14336)
+    together: int = SIZES[-2]
+    repeats: int = 20
+
+
+FULL = Effort()
+QUICK = Effort(rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8)
+TINY = Effort(
+    copies=(2**14, 2**16, 2**18),
+    rows=(1, 4),
+    contexts=(8, 32),
+    prompts=(1, 8),
+    tables=((50, 64), (200, 64)),
+    memory=2**22,
+    square=128,
+    product=(64, 64, 128),
+    together=2**18,
+    repeats=3,
+)
+"""For a CPU, which is there to try things out."""
+
+
+def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, device: str) -> None:
+    """Measure, write ``out``, print what matters. Raises InputError before any work for what cannot be."""
+    keep_apart([], {"--out": out})
+    specs = [load_model(name) for name in models or builtin_models()]
+    machine = Machine(device)
+    effort = TINY if not machine.cuda else QUICK if quick else FULL
+    text = calibrate(machine, specs, effort, out.stem)
+    with atomic_path(out) as part:
+        part.write_text(text, encoding="utf-8")
+    _print(Hardware.parse(text, str(out)), out)
+
+
+def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, name: str) -> str:
+    """The profile of ``machine`` as TOML text that `sim.hardware.Hardware` reads; progress goes to standard error.
+
+    On a CPU FFNs and layers of ``models`` are not timed: the simulator models a GPU's.
+    """
+    machine.repeats = effort.repeats
+    begin = time.monotonic()
+    facts = machine.describe()
+    source = f"{facts['device']}, {facts['date']}, torch {facts['torch']}"
+    profile: Table = {"name": name, "description": f"{facts['device']}, measured by realrun calibrate"}
+    profile["gpu"] = _step("memory and arithmetic", lambda: _gpu(machine, effort, source))
+    starts = _step("launches", lambda: launches(machine))
+    profile["link"], details = _step("copies", lambda: _link(machine, effort, source, facts.get("link", "as found")))
+    blocks = _Blocks(machine, effort, source)
+    if machine.cuda:
+        profile["ffn"] = [blocks.ffn(ffn) for ffn in ffns(models)]
+        profile["layer"] = [blocks.layer(heads) for heads in heads_of(models)]
+    profile["software"] = _software(starts, blocks, source)
+    profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source))
+    details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
+    details |= blocks.details
+    seconds = time.monotonic() - begin
+    details["machine"] = facts | {"code": code_version(), "seconds": round(seconds, 1)}
+    profile["details"] = details
+    comment = (
+        f"Measured by `python -m realrun calibrate` in {seconds:.0f} s: {', '.join(map(': '.join, facts.items()))}.\n"
+        "Medians; what lies under details is for a person: [median, 10th, 90th percentile] in microseconds."
+    )
+    return to_toml(profile, comment)
+
+
+def _step(what: str, work: Callable[[], _Result]) -> _Result:
+    """Do one part, and say on standard error how long it took."""
+    begin = time.monotonic()
+    result = work()
+    print(f"{what}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+    return result
+
+
+def _gpu(machine: Machine, effort: Effort, source: str) -> Table:
+    memory, products = bandwidth(machine, effort.memory), arithmetic(machine, effort.square, *effort.product)
+    most, top = max(memory.copy, memory.read), max(products.square, products.ffn)
+    square = f"product of {effort.square} squared"
+    return {
+        "memory_gb": figure(max(memory.total_gb, 1e-3), f"as the driver says, {source}"),
+        "bandwidth_gbps": figure(
+            most, f"copy within the device, {memory.copy:.0f}, or read, {memory.read:.0f}; {source}"
+        ),
+        "bandwidth_fraction": figure(min(1.0, max(0.01, memory.read / most)), f"matrix-vector product; {source}"),
+        "tflops": figure(top, f"bf16, random numbers, {square}; {source}"),
+        "tflops_fraction": figure(
+            min(1.0, max(0.01, products.ffn / top)), f"{' x '.join(map(str, effort.product))}; {source}"
+        ),
+    }
+
+
+def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Table, Table]:
+    there = copy_times(machine, "h2d", effort.copies)
+    back = copy_times(machine, "d2h", effort.copies)
+    pageable = copy_times(machine, "h2d", effort.copies, pinned=False)
+    shared = together(machine, effort.together)
+    link = {
+        "name": name,
+        "h2d": curve(there.alone, f"pinned host to device, one alone; {source}"),
+        "queued": curve(there.queued, f"pinned host to device, one in a row; {source}"),
+        "d2h": curve(back.alone, f"device to pinned host, one alone; {source}"),
+        "pageable": curve(pageable.alone, f"host to device from memory that is not pinned; {source}"),
+    }
+    details = {
+        "copies_us": {
+            "h2d": spread(there.alone), "h2d_queued": spread(there.queued), "d2h": spread(back.alone),
+            "d2h_queued": spread(back.queued), "pageable": spread(pageable.alone),
+        },
+        "together_gbps": {key: round(value, 2) for key, value in vars(shared).items()},
+    }  # fmt: skip
+    return link, details
+
+
+class _Blocks:
+    """FFNs and layers, as CUDA graphs for the simulator and launched one by one for comparison."""
+
+    def __init__(self, machine: Machine, effort: Effort, source: str) -> None:
+        self.machine, self.effort, self.source = machine, effort, source
+        self.least_ffn: list[Timing] = []
+        self.least_layer: list[Timing] = []
+        self.details: dict[str, Table] = {"ffn_us": {}, "layer_us": {}}
+
+    def ffn(self, ffn: Ffn) -> Table:
+        """One entry of the profile's ``ffn``."""
+        return _step(f"FFN {ffn.hidden} x {ffn.width}", lambda: self._ffn(ffn))
+
+    def _ffn(self, ffn: Ffn) -> Table:
+        graph = ffn_times(self.machine, ffn, True, self.effort.rows)
+        eager = ffn_times(self.machine, ffn, False, self.effort.rows)
+        self.least_ffn.append(graph[min(graph)])
+        self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = {"graph": spread(graph), "eager": spread(eager)}
+        sizes = {"hidden": ffn.hidden, "width": ffn.width, "matrices": ffn.matrices}
+        return sizes | curve(graph, f"CUDA graph, weights not cached; {self.source}")
+
+    def layer(self, heads: Heads) -> Table:
+        """One entry of the profile's ``layer``."""
+        return _step(f"layer {heads.hidden}, {heads.shape}, {heads.experts}", lambda: self._layer(heads))
+
+    def _layer(self, heads: Heads) -> Table:
+        graph = layer_times(self.machine, heads, True, self.effort.contexts, self.effort.prompts)
+        eager = layer_times(self.machine, heads, False, self.effort.contexts[:1], self.effort.prompts[:1])
+        self.least_layer.append(min(graph.decode.values(), key=lambda t: t.ns))
+        self.details["layer_us"][f"{heads.hidden}, {heads.shape}, {heads.experts}"] = _both(graph, eager)
+        sizes = {"hidden": heads.hidden, "attention": heads.shape, "experts": heads.experts}
+        source = f"CUDA graph, weights and cache not cached; {self.source}"
+        return sizes | {"decode": curve(graph.decode, source), "prefill": curve(graph.prefill, source)}
+
+
+def _both(graph: LayerTimes, eager: LayerTimes) -> Table:
+    return {
+        "decode": spread(graph.decode), "prefill": spread(graph.prefill), "decode_eager": spread(eager.decode),
+    }  # fmt: skip
+
+
+def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:
+    """What launching costs blocks that were not measured: nothing above their floors where graphs are replayed."""
+    ffn = min((t.ns for t in blocks.least_ffn), default=starts.kernel.ns)
+    layer = min((t.ns for t in blocks.least_layer), default=starts.kernel.ns)
+    return {
+        "kind": "CUDA graphs" if blocks.machine.cuda else "eager",
+        "operation_us": figure(starts.graphed.ns / 1e3, f"one small kernel in a graph; {source}"),
+        "expert_floor_us": figure(ffn / 1e3, f"the shortest FFN that was timed; {source}"),
+        "layer_floor_us": figure(layer / 1e3, f"the shortest layer that was timed; {source}"),
+        "route_wait_us": figure(starts.wait.ns / 1e3, f"host waits for one kernel, then launches the next; {source}"),
+        "waits_for_route": True,
+    }
+
+
+def _lookups(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:
+    tables, details = Table(), Table()
+    places: tuple[tuple[Where, int], ...] = (("gpu", 2), ("host", 4))
+    for where, element_bytes in places:
+        costs = lookup_costs(machine, where, effort.tables)
+        tables[where] = _costs(costs, element_bytes, source)
+        details[where] = {
+            "search_us": {way: spread(times) for way, times in costs.searches.items()},
+            "cluster_us": spread(costs.cluster),
+            "network_us": spread(costs.network),
+        }
+    return tables, details
+
+
+def _costs(costs: Costs, element_bytes: int, source: str) -> Table:
+    """As ``sim.hardware.Lookups`` has them: bytes a nanosecond are GB/s, FLOP a nanosecond GFLOP/s."""
+    search, cluster, network = costs.search_line, costs.cluster_line, costs.network_line
+    most = 1e8  # a rate that no size showed
+    return {
+        "element_bytes": element_bytes,
+        "search_us": figure(search.fixed_ns / 1e3, f"{costs.how}; misses by {search.worst:.0%} at most; {source}"),
+        "iteration_us": figure(cluster.fixed_ns / 1e3, f"torch; misses by {cluster.worst:.0%} at most; {source}"),
+        "network_us": figure(network.fixed_ns / 1e3, f"torch; misses by {network.worst:.0%} at most; {source}"),
+        "gbps": figure(min(most, search.rate), f"slope of the search over bytes; {source}"),
+        "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs; {source}"),
+    }
+
+
+def _print(hardware: Hardware, out: Path) -> None:
+    """The profile's figures as a table on standard output."""
+    from rich.console import Console
+
+    from sim.catalogue import machine_table
+
+    Console().print(machine_table(out))
+    print(f"{out}: load it with --hardware {out}", file=sys.stderr)
