@@ -1,7 +1,6 @@
 """DoMoE's look-up, two tables at once, in every way there is: is it right, and how near to the memory's own time?"""
 
 import json
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
