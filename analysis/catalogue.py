@@ -1,10 +1,13 @@
 """All experiments by name."""
 
-from analysis.domoe import neighbours, similarity
+from analysis import real_routes
+from analysis.domoe import limits, neighbours, similarity
 from analysis.experiment import Experiment
 from traces.errors import InputError
 
-EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in (neighbours, similarity)}
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT for module in (limits, neighbours, similarity, real_routes)
+}
 
 
 def experiment(name: str) -> Experiment:

@@ -220,6 +220,7 @@ class Plan:
         gpu_bytes: GPU memory that tables and predictors take away from expert slots.
         discipline: order of the link's queue; a run may override it.
         chunks: pieces that a transfer is cut into, 0 for the matrices of one expert; a run may override it.
+        note: what a person should know of it (what it learned from, where it fell short), for the report.
     """
 
     eviction: str | Callable[[np.ndarray], Eviction] = "lru"
@@ -233,6 +234,7 @@ class Plan:
     gpu_bytes: int = 0
     discipline: Discipline = "preemptive"
     chunks: int = 0
+    note: str = ""
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
@@ -262,3 +264,5 @@ class Plan:
             raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         _number("gpu_bytes", self.gpu_bytes)
         _number("chunks", self.chunks, most=MOST_CHUNKS)
+        if not isinstance(self.note, str):
+            raise _at_fault("note", self.note, "a text")
