@@ -264,6 +264,8 @@ def _most_kv(scene: Scene) -> int:
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
     notes = list(scene.trace.meta.get("notes", []))
+    if plan.note:
+        notes.append(plan.note)
     if plan.everything_resident:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes
