@@ -1,0 +1,102 @@
+"""ProMoE: a learned predictor a layer, which prefetches a stride ahead in chunks that a miss interrupts.
+
+X. Song et al., arXiv 2410.22134. Each routed layer's input goes through a perceptron of two layers that says which
+experts the layer ``stride`` layers on will take (``sim.predictors.stride_net``); those are copied matrix by matrix, and
+what is needed at once overtakes them between matrices. Slots are split over layers, each part with LRU. Experts that
+are there run first, then those under way, then the others, which is the engine's own order.
+
+Decided here:
+
+* A stride of 1, predicting one layer, as the paper's evaluation has it. ``window`` makes one net predict more layers
+  from the stride on. The first layers, which no stride reaches, are predicted from the embedding layer's output.
+* As many experts of a layer are fetched as its router takes (``first`` for another number), best first, nearer layers
+  before farther ones.
+* What is charged are nets of the real size: the model's hidden size to ``width`` units (512 make the paper's two
+  million weights a layer of Mixtral) to all experts of the window. They lie, and run, where the software profile says,
+  beside the step (``beside=false`` puts them on its critical path).
+* A prefill predicts nothing and streams; the paper prefetches by the same predictor there.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan, Prediction
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.predictors.base import top
+from sim.predictors.stride_net import StrideNets
+from sim.view import View
+from sim.wishes import merged
+
+
+class ProMoEParameters(base.Parameters):
+    """Parameters of promoe.
+
+    Attributes:
+        stride: layers from the layer whose input is read to the first that it predicts.
+        window: layers that one net predicts.
+        first: experts of a layer to fetch; 0 for as many as the router takes.
+        width: hidden units of the nets that are charged.
+        epochs: passes over the profile split in training.
+        beside: predict beside the step instead of on its critical path.
+    """
+
+    stride: int = Field(default=1, ge=1, le=1000)
+    window: int = Field(default=1, ge=1, le=1000)
+    first: int = Field(default=0, ge=0)
+    width: int = Field(default=512, ge=1, le=1_000_000)
+    epochs: int = Field(default=12, ge=1, le=1000)
+    beside: bool = True
+
+
+class ProMoE(Policy):
+    """Prefetch what a learned net a layer predicts a stride ahead; LRU in each layer's own slots."""
+
+    name = "promoe"
+    summary = "a learned net a layer predicts a stride ahead, beside the step; LRU a layer"
+    takes = ProMoEParameters
+    variants = ("stride=3",)
+    parameters: ProMoEParameters
+    needs = frozenset({"embeddings"})
+    learns = True
+    dear = True
+    ignores = frozenset({"budget"})
+
+    def plan(self, view: View) -> Plan:
+        """Run every net on every decode row; ask for the best experts of its layers."""
+        setting, given = self.setting, self.parameters
+        last = given.stride + given.window - 2
+        horizons = min(last + 1, view.n_layers)
+        nets = StrideNets(setting.profile, horizons, epochs=given.epochs, seed=setting.seed)
+        covered = {
+            point: range(point + given.stride - 1 if point else 0, min(point + last + 1, view.n_layers))
+            for point in range(view.n_layers)
+        }
+        covered = {point: layers for point, layers in covered.items() if layers}
+        step, columns = view.step[view.decoding], [np.zeros((4, 0), np.int64)]
+        for point, layers in covered.items():
+            best = top(nets.scores(view, point, layers), given.first or setting.model.top_k)
+            row, which, rank = np.nonzero(best >= 0)
+            layer = layers[0] + which
+            call = step[row] * view.n_layers + layer
+            expert = layer * view.n_experts + best[row, which, rank]
+            columns.append(np.stack([view.moment(step[row], point), call, expert, call * view.n_experts + rank]))
+        parameters = given.width * (setting.model.hidden + given.window * view.n_experts)
+        return Plan(
+            eviction="lru",
+            per_layer=True,
+            requests=merged(*np.concatenate(columns, axis=1)),
+            prediction=self._prediction(view, parameters, np.array(list(covered), np.int64)),
+            stream_prefill=True,
+            gpu_bytes=setting.software.table_bytes(len(covered) * parameters),
+            discipline="preemptive",
+            chunks=0,
+        )
+
+    def _prediction(self, view: View, parameters: int, points: np.ndarray) -> Prediction:
+        """What the nets of every decode step take."""
+        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
+        software, machine = self.setting.software, self.setting.hardware
+        cost = [software.network_ns(machine, parameters, n) for n in range(rows.max(initial=0) + 1)]
+        ns = np.repeat(np.array(cost, np.int64)[rows], len(points))
+        return Prediction(view.moment(steps[:, None], points).ravel(), ns, critical=not self.parameters.beside)

@@ -1,0 +1,160 @@
+"""Learned predictors: a small net a layer that reads the layer's input and says which experts the next layers take.
+
+ProMoE (X. Song et al., arXiv 2410.22134): for every routed layer a perceptron of two layers, trained on profiled
+tokens, predicts experts a stride ahead from the hidden state that the layer's router reads.
+
+Decided here:
+
+* A trace holds projected embeddings, so these nets are narrower than the real ones (what is charged for is the real
+  size, see ``sim.policies.promoe``). Inputs are brought to one length, which makes them independent of a trace's scale.
+* A net's outputs are the next ``horizons`` layers, E experts each; it learns by binary cross-entropy whether each is
+  taken, with Adam (D. P. Kingma and J. Ba, arXiv 1412.6980) and a rate that falls to 0, in mini-batches from a seed.
+  Layers beyond the last count for nothing.
+* A trained net is rounded to whole numbers. Its products are then exact in float64 whatever their order, so one row and
+  a thousand get equal bits; 12 bits a weight do not change what it says.
+* A score is the logit z, brought to between 0 and 1 by (1 + z / (1 + |z|)) / 2, which needs no function whose last bit
+  depends on where in an array a number stands.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.view import View
+from traces.errors import InputError
+from traces.trace import Trace
+
+INPUT = 2**9
+"""Length to which inputs are brought before they are rounded."""
+WEIGHT = 2**12
+"""The largest weight of a net after rounding."""
+BIAS = 2**48
+"""The largest bias: with such inputs and weights and up to 2^8 hidden units every sum stays below 2^53."""
+RATE = 0.05
+BATCH = 256
+
+
+class StrideNets:
+    """One net for each point 0 to L - 1 of a step, which reads the embedding known then."""
+
+    name = "stride-net"
+
+    def __init__(
+        self, profile: Sequence[Trace], horizons: int = 1, width: int = 64, epochs: int = 12, seed: int = 0
+    ) -> None:
+        x, routes, n_experts = _examples(profile)
+        self.horizons = horizons
+        if len(routes):
+            weights = _trained(x, routes, n_experts, (horizons, width, epochs, seed))
+        else:
+            weights = [np.zeros(shape, np.float32) for shape in _shapes(x, routes, n_experts, horizons, width)]
+        self._weights = rounded(weights)
+        self._learned = bool(len(routes))
+
+    def scores(self, view: View, point: int, layers: Sequence[int]) -> np.ndarray:
+        """What the net of ``point`` says of ``layers`` (Rd, len(layers), E) float32, see ``Predictor``.
+
+        0 for a layer beyond the net's horizons, and for all where there was nothing to learn from.
+        """
+        first, bias, second, other, unit = (part[point] for part in self._weights)
+        x = inputs(view.embedding(point))
+        z = (np.maximum(x @ first + bias, 0) @ second + other) * unit
+        z = z.reshape(len(x), self.horizons, view.n_experts)
+        score = (1 + z / (1 + np.abs(z))) / 2
+        result = np.zeros((len(x), len(layers), view.n_experts), np.float32)
+        for column, layer in enumerate(layers):
+            if self._learned and layer - point < self.horizons:
+                result[:, column] = score[:, layer - point]
+        return result
+
+
+def inputs(embeddings: np.ndarray) -> np.ndarray:
+    """Embeddings (..., D) at length ``INPUT``, rounded: float64 of whole numbers; zeros stay zeros."""
+    wide = embeddings.astype(np.float64)
+    length = np.sqrt(np.einsum("...i,...i->...", wide, wide))[..., None]
+    return np.rint(np.divide(wide * INPUT, length, out=np.zeros_like(wide), where=length > 0))
+
+
+def rounded(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Weights and biases (P, ...) of both layers as float64 of whole numbers, and what one unit of a logit is worth."""
+    first, bias, second, other = (np.asarray(w, np.float64) for w in weights)
+    scales = [WEIGHT / np.maximum(np.abs(w).max(axis=(1, 2), keepdims=True), 1e-12) for w in (first, second)]
+    # Inputs are INPUT times those that the net was trained with.
+    both = INPUT * scales[0] * scales[1]
+    return [
+        np.rint(first * scales[0]),
+        np.clip(np.rint(bias * INPUT * scales[0]), -(2**30), 2**30),
+        np.rint(second * scales[1]),
+        np.clip(np.rint(other * both), -BIAS, BIAS),
+        1 / both,
+    ]
+
+
+def _examples(profile: Sequence[Trace]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Inputs (L, M, D) float32 of length 1 at points 0 to L - 1, routes (M, L, K) of decoded tokens, and E."""
+    x, routes = [], []
+    for trace in profile:
+        if trace.embeddings is None:
+            raise InputError(f"profile {trace.source or 'trace'}: no array embeddings, which the nets learn from")
+        x.append(inputs(trace.embeddings[:, : trace.n_layers]).astype(np.float32) / np.float32(INPUT))
+        routes.append(trace.experts[trace.decode_rows])
+    together = np.concatenate(x).transpose(1, 0, 2)
+    return np.ascontiguousarray(together), np.concatenate(routes), profile[0].n_experts
+
+
+def _shapes(x: np.ndarray, routes: np.ndarray, n_experts: int, horizons: int, width: int) -> list[tuple[int, ...]]:
+    nets, _, dims = x.shape
+    outputs = horizons * n_experts
+    return [(nets, dims, width), (nets, 1, width), (nets, width, outputs), (nets, 1, outputs)]
+
+
+def _trained(x: np.ndarray, routes: np.ndarray, n_experts: int, given: tuple[int, int, int, int]) -> list[np.ndarray]:
+    """Weights and biases of all nets, trained side by side."""
+    horizons, width, epochs, seed = given
+    rng = np.random.default_rng(seed)
+    shapes = _shapes(x, routes, n_experts, horizons, width)
+    scale = [np.sqrt(2.0), 0, 1 / np.sqrt(width), 0]
+    weights = [(rng.standard_normal(s) * f).astype(np.float32) for s, f in zip(shapes, scale, strict=True)]
+    moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
+    total = epochs * -(-len(routes) // BATCH)
+    step = 0
+    for _ in range(epochs):
+        order = rng.permutation(len(routes))
+        for first in range(0, len(order), BATCH):
+            rows = order[first : first + BATCH]
+            gradients = _gradients(x[:, rows], *_targets(routes[rows], n_experts, horizons), weights)
+            step += 1
+            rate = np.float32(RATE * (1 - (step - 1) / total) * np.sqrt(1 - 0.999**step) / (1 - 0.9**step))
+            for weight, gradient, (mean, square) in zip(weights, gradients, moments, strict=True):
+                mean += np.float32(0.1) * (gradient - mean)
+                square += np.float32(0.001) * (gradient * gradient - square)
+                weight -= rate * mean / (np.sqrt(square) + np.float32(1e-8))
+    return weights
+
+
+def _targets(routes: np.ndarray, n_experts: int, horizons: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each expert is taken (L, B, horizons * E) float32, and which outputs count (L, 1, horizons * E)."""
+    rows, n_layers, _ = routes.shape
+    taken = np.zeros((n_layers + horizons, rows, n_experts + 1), np.float32)
+    np.put_along_axis(taken[:n_layers], routes.transpose(1, 0, 2).astype(np.int64) % (n_experts + 1), 1, axis=2)
+    layer = np.arange(n_layers)[:, None] + np.arange(horizons)
+    target = taken[layer][..., :n_experts].transpose(0, 2, 1, 3).reshape(n_layers, rows, -1)
+    counts = np.repeat((layer < n_layers).astype(np.float32), n_experts, axis=1)[:, None]
+    return target, counts
+
+
+def _gradients(
+    x: np.ndarray, target: np.ndarray, counts: np.ndarray, weights: Sequence[np.ndarray]
+) -> tuple[np.ndarray, ...]:
+    """Gradients of the mean binary cross-entropy of a batch with respect to weights and biases."""
+    first, bias, second, other = weights
+    hidden = np.maximum(x @ first + bias, 0)
+    logit = hidden @ second + other
+    error = (np.float32(1) / (np.float32(1) + np.exp(-np.clip(logit, -30, 30))) - target) * counts / x.shape[1]
+    inner = (error @ second.transpose(0, 2, 1)) * (hidden > 0)
+    return (
+        x.transpose(0, 2, 1) @ inner,
+        inner.sum(axis=1, keepdims=True),
+        hidden.transpose(0, 2, 1) @ error,
+        error.sum(axis=1, keepdims=True),
+    )
