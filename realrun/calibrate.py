@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from realrun.measure.copies import SIZES, copy_times, together
-from realrun.measure.experts import ROWS, Ffn, ffn_times, ffns
-from realrun.measure.layers import CONTEXTS, PROMPTS, Heads, LayerTimes, heads_of, layer_times
+from realrun.measure.experts import ROWS, Used, ffn_times, ffns, plain_times, routed_times
+from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
 from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
@@ -83,8 +83,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
     profile["link"], details = _step("copies", lambda: _link(machine, effort, source, facts.get("link", "as found")))
     blocks = _Blocks(machine, effort, source)
     if machine.cuda:
-        profile["ffn"] = [blocks.ffn(ffn) for ffn in ffns(models)]
-        profile["layer"] = [blocks.layer(heads) for heads in heads_of(models)]
+        profile["ffn"] = [blocks.ffn(used) for used in ffns(models)]
+        profile["layer"] = [blocks.layer(model) for model in layers_of(models)]
     profile["software"] = _software(starts, blocks, source)
     profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source))
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
@@ -147,7 +147,7 @@ def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Tab
 
 
 class _Blocks:
-    """FFNs and layers, as CUDA graphs for the simulator and launched one by one for comparison."""
+    """FFNs and layers as a run computes them, and FFNs as plain products for comparison."""
 
     def __init__(self, machine: Machine, effort: Effort, source: str) -> None:
         self.machine, self.effort, self.source = machine, effort, source
@@ -155,36 +155,38 @@ class _Blocks:
         self.least_layer: list[Timing] = []
         self.details: dict[str, Table] = {"ffn_us": {}, "layer_us": {}}
 
-    def ffn(self, ffn: Ffn) -> Table:
+    def ffn(self, used: Used) -> Table:
         """One entry of the profile's ``ffn``."""
-        return _step(f"FFN {ffn.hidden} x {ffn.width}", lambda: self._ffn(ffn))
+        return _step(f"FFN {used.ffn.hidden} x {used.ffn.width}", lambda: self._ffn(used))
 
-    def _ffn(self, ffn: Ffn) -> Table:
-        graph = ffn_times(self.machine, ffn, True, self.effort.rows)
-        eager = ffn_times(self.machine, ffn, False, self.effort.rows)
-        self.least_ffn.append(graph[min(graph)])
-        self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = {"graph": spread(graph), "eager": spread(eager)}
+    def _ffn(self, used: Used) -> Table:
+        ffn, few = used.ffn, self.effort.rows[:1]
+        times = ffn_times(self.machine, used, self.effort.rows)
+        self.least_ffn.append(times[min(times)])
+        details = {"times": spread(times)}
+        for name, graph in (("eager", False), ("graph", True)):
+            details[name] = spread(plain_times(self.machine, ffn, graph, few))
+        if used.use == "routed":
+            details["one_alone"] = spread(routed_times(self.machine, used.model, few, together=1))
+        self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = details
         sizes = {"hidden": ffn.hidden, "width": ffn.width, "matrices": ffn.matrices}
-        return sizes | curve(graph, f"CUDA graph, weights not cached; {self.source}")
+        together = f", {used.model.top_k} at once at one row" if used.use == "routed" else ""
+        return sizes | curve(times, f"{used.use} experts as a run computes them{together}, not cached; {self.source}")
 
-    def layer(self, heads: Heads) -> Table:
+    def layer(self, model: ModelSpec) -> Table:
         """One entry of the profile's ``layer``."""
-        return _step(f"layer {heads.hidden}, {heads.shape}, {heads.experts}", lambda: self._layer(heads))
+        shape = model.attention.shape
+        return _step(f"layer {model.hidden}, {shape}, {model.experts}", lambda: self._layer(model))
 
-    def _layer(self, heads: Heads) -> Table:
-        graph = layer_times(self.machine, heads, True, self.effort.contexts, self.effort.prompts)
-        eager = layer_times(self.machine, heads, False, self.effort.contexts[:1], self.effort.prompts[:1])
-        self.least_layer.append(min(graph.decode.values(), key=lambda t: t.ns))
-        self.details["layer_us"][f"{heads.hidden}, {heads.shape}, {heads.experts}"] = _both(graph, eager)
-        sizes = {"hidden": heads.hidden, "attention": heads.shape, "experts": heads.experts}
-        source = f"CUDA graph, weights and cache not cached; {self.source}"
-        return sizes | {"decode": curve(graph.decode, source), "prefill": curve(graph.prefill, source)}
-
-
-def _both(graph: LayerTimes, eager: LayerTimes) -> Table:
-    return {
-        "decode": spread(graph.decode), "prefill": spread(graph.prefill), "decode_eager": spread(eager.decode),
-    }  # fmt: skip
+    def _layer(self, model: ModelSpec) -> Table:
+        times = layer_times(self.machine, model, self.effort.contexts, self.effort.prompts)
+        self.least_layer.append(min(times.decode.values(), key=lambda t: t.ns))
+        shape = model.attention.shape
+        details = {"decode": spread(times.decode), "prefill": spread(times.prefill)}
+        self.details["layer_us"][f"{model.hidden}, {shape}, {model.experts}"] = details
+        sizes = {"hidden": model.hidden, "attention": shape, "experts": model.experts}
+        source = f"a CUDA graph of one row, launches of a prompt, not cached; {self.source}"
+        return sizes | {"decode": curve(times.decode, source), "prefill": curve(times.prefill, source)}
 
 
 def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:

@@ -40,6 +40,11 @@ class Timing:
         low, high = (max(1, round(ns)) for ns in pick)
         return Timing(max(1, round(median(ordered))), low, high, len(ordered))
 
+    def over(self, parts: int) -> "Timing":
+        """The share of each of ``parts`` equal parts."""
+        ns, low, high = (max(1, round(time / parts)) for time in (self.ns, self.low, self.high))
+        return Timing(ns, low, high, self.runs)
+
     def __str__(self) -> str:
         return f"{self.ns / 1e3:,.1f} us ({self.low / 1e3:,.1f} to {self.high / 1e3:,.1f})"
 
@@ -60,6 +65,7 @@ class Machine:
         self.cuda = self.device.type == "cuda"
         self.repeats = repeats
         if self.cuda:
+            self.device = self.torch.device("cuda", self.device.index or 0)
             self.torch.cuda.set_device(self.device)
 
     # -- memory --------------------------------------------------------------------------------------------------

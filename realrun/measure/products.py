@@ -73,8 +73,8 @@ def launches(machine: Machine, row: int = 64) -> Launches:
     per_wait = [max(1.0, (ns - launched.ns) / (row // 2)) for ns in (with_waits.ns, with_waits.low, with_waits.high)]
     return Launches(
         host=_launching(machine, kernel, row),
-        kernel=_share(launched, row),
-        graphed=_share(graph, row),
+        kernel=launched.over(row),
+        graphed=graph.over(row),
         graph=_launching(machine, one, row),
         wait=Timing(round(per_wait[0]), round(per_wait[1]), round(per_wait[2]), with_waits.runs),
     )
@@ -91,8 +91,3 @@ def _launching(machine: Machine, launch: Any, row: int) -> Timing:
         samples.append((time.perf_counter_ns() - begin) / row)
     machine.synchronize()
     return Timing.of(samples)
-
-
-def _share(timing: Timing, parts: int) -> Timing:
-    ns, low, high = (max(1, round(value / parts)) for value in (timing.ns, timing.low, timing.high))
-    return Timing(ns, low, high, timing.runs)

@@ -73,8 +73,7 @@ def _way(
 
     each = None
     if row and machine.cuda:
-        whole = machine.time(machine.graph(in_a_row))
-        each = Timing(whole.ns // many, whole.low // many, whole.high // many, whole.runs)
+        each = machine.time(machine.graph(in_a_row)).over(many)
     return Way(name, machine.time(*alone, alone=True), each, wrong)
 
 
