@@ -62,7 +62,7 @@ def _short(table: Mapping[str, Any]) -> bool:
 
 def _key(key: str) -> str:
     bare = key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key)
-    return key if bare else json.dumps(key)
+    return key if bare else _value(key)
 
 
 def _value(value: Any) -> str:

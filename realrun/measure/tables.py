@@ -88,7 +88,7 @@ def error(result: "tuple[torch.Tensor, torch.Tensor]", tables: "torch.Tensor", q
         return float("inf")
     # Of each entry that was given the true score must be what stands in its place: then it is right, or ties.
     true = scores.gather(1, entry)
-    largest = scores.abs().max()
+    largest = scores.abs().max().clamp(min=1e-30)
     missed = torch.maximum((given.double() - true).abs().max(), (true - best).abs().max()) / largest
     return float(missed) if torch.isfinite(missed) else float("inf")
 

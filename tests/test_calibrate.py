@@ -1,0 +1,188 @@
+"""Calibrating: what is written is what was measured, and the simulator charges it."""
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from realrun.__main__ import main
+from realrun.calibrate import TINY, calibrate
+from realrun.measure.copies import copy_times
+from realrun.measure.experts import Ffn, ffn_times, ffns
+from realrun.measure.layers import layer_times, layers_of
+from realrun.measure.lookups import Line
+from realrun.measure.machine import Machine, Timing
+from realrun.profile import curve, to_toml
+from sim.cost import Costs, along
+from sim.hardware import Curve, Hardware
+from sim.model import builtin_models, load_model
+from sim.software import Software
+from traces.errors import InputError
+
+TINY_MOE = replace(
+    load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
+    moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
+)  # fmt: skip
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
+PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
+TABLES = st.recursive(
+    st.dictionaries(TEXT, st.one_of(PLAIN, st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=3)), max_size=4),
+    lambda inner: st.dictionaries(TEXT, st.one_of(PLAIN, inner, st.lists(inner, min_size=1, max_size=3)), max_size=4),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def profile() -> str:
+    return calibrate(Machine("cpu"), [], TINY, "here")
+
+
+def measured(profile: str, **tables: object) -> Hardware:
+    return Hardware.from_dict(tomllib.loads(profile) | tables)
+
+
+@given(TABLES)
+def test_toml_reads_back_as_it_was_written(tables: dict) -> None:
+    assert tomllib.loads(to_toml(tables, "a comment\nof two lines")) == tables
+
+
+@given(st.dictionaries(st.integers(1, 10**12), st.integers(1, 10**9), min_size=2, max_size=9))
+def test_any_times_make_a_curve_that_the_schema_takes(times: dict[int, int]) -> None:
+    table = curve({size: Timing(ns, ns, ns, 1) for size, ns in times.items()}, "seen")
+    points = Curve.model_validate(table).points
+    assert [size for size, _ in points] == sorted(times)
+    assert all(ns >= times[size] for size, ns in points)
+    if list(dict(sorted(times.items())).values()) == sorted(set(times.values())):
+        assert dict(points) == times
+
+
+@given(st.floats(0, 1e6), st.floats(0.01, 1e4), st.lists(st.integers(1, 10**9), min_size=2, max_size=6, unique=True))
+def test_a_line_is_found_again(fixed: float, rate: float, work: list[int]) -> None:
+    line = Line.through([(size, fixed + size / rate) for size in work])
+    for size in work:
+        assert line.fixed_ns + size / line.rate == pytest.approx(fixed + size / rate, rel=1e-3)
+    assert line.worst < 1e-3
+
+
+def test_a_line_never_falls_below_nothing() -> None:
+    assert Line.through([(10, 100), (1000, 50)]).fixed_ns == 100
+    through_nothing = Line.through([(10, 1), (1000, 1000)])
+    assert through_nothing.fixed_ns == 0 and through_nothing.rate > 0
+
+
+def test_timings_are_medians_within_their_spread() -> None:
+    timing = Timing.of([5, 1, 9, 3, 7])
+    assert (timing.ns, timing.runs) == (5, 5)
+    assert timing.low <= timing.ns <= timing.high
+    assert timing.over(5).ns == 1
+
+
+def test_the_profile_loads_and_says_where_everything_is_from(profile: str) -> None:
+    machine = measured(profile)
+    assert machine.link_measured and machine.link.queued is not None
+    figures = [figure for part in (machine.gpu, machine.software) for _, figure in part if hasattr(figure, "measured")]
+    assert figures and all(figure.measured and "torch" in figure.source for figure in figures)
+    facts = machine.details["machine"]
+    assert {"date", "device", "python", "torch", "host", "code", "seconds"} <= facts.keys()
+    sizes = [size for size, _ in machine.link.h2d.points]
+    assert tuple(sizes) == TINY.copies
+    for size, ns in machine.link.h2d.points:
+        assert machine.copy_ns(size) == ns
+
+
+def test_look_ups_are_charged_as_measured(profile: str) -> None:
+    machine = measured(profile)
+    for name, where in (("measured", "gpu"), ("measured-host", "host")):
+        software = Software.load(name, machine)
+        costs = getattr(machine.lookups, where)
+        assert software.where == where
+        assert software.search_ns(machine, 200, 64) > 0
+        if where == "gpu":
+            numbers = 200 * 64
+            longer = max(numbers * costs.element_bytes / costs.gbps.value, 2 * numbers / costs.gflops.value)
+            assert software.search_ns(machine, 200, 64) == pytest.approx(costs.search_us.value * 1e3 + longer, abs=2)
+    with pytest.raises(InputError, match="l40 has no measured look-ups"):
+        Software.load("measured", Hardware.load("l40"))
+
+
+def test_measured_blocks_take_the_place_of_the_formula(profile: str) -> None:
+    ffn = {"hidden": 64, "width": 32, "matrices": 3, "source": "seen", "measured": True, "points": [[1, 500], [9, 900]]}
+    layer = {
+        "hidden": 64, "attention": TINY_MOE.attention.shape, "experts": TINY_MOE.experts,
+        "decode": {"source": "seen", "points": [[8, 1000], [16, 2000]]},
+        "prefill": {"source": "seen", "points": [[1, 3000], [11, 13000]]},
+    }  # fmt: skip
+    machine = measured(profile, ffn=[ffn], layer=[layer])
+    costs, formula = Costs(TINY_MOE, machine), Costs(TINY_MOE, measured(profile))
+    assert costs.expert_ns(np.array([0, 1, 5, 9, 17])).tolist() == [0, 500, 700, 900, 1300]
+    wait = round(machine.software.route_wait_us.value * 1e3)
+    decode = costs.layer_ns([1, 1, 1], [4, 12, 24])[:, 1] - wait
+    assert decode.tolist() == pytest.approx([1000, 1500, 3000], abs=1)
+    assert costs.layer_ns([6], [6])[0, 1] - wait == pytest.approx(8000, abs=1)
+    assert costs.shared_ns([1]).tolist() == formula.shared_ns([1]).tolist()
+    other = Costs(replace(TINY_MOE, expert_bytes=(99,) * 3), machine)
+    assert other.expert_ns(1) == Costs(replace(TINY_MOE, expert_bytes=(99,) * 3), measured(profile)).expert_ns(1)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=5))
+def test_more_rows_never_take_less(rows: list[int]) -> None:
+    shape = Curve(points=[[2, 10], [5, 40], [9, 41]], source="seen")
+    times = along(shape, sorted(rows))
+    assert (np.diff(times) >= 0).all() and times.min() >= 10
+
+
+def test_every_built_in_model_has_its_ffns_and_layers() -> None:
+    models = [load_model(name) for name in builtin_models()]
+    found = {used.ffn: used for used in ffns(models)}
+    assert found[Ffn(4096, 14336, 3)].use == "routed"
+    assert found[Ffn(2048, 5632, 3)].use == "shared"
+    assert found[Ffn(2048, 10944, 3)].use == "dense"
+    assert not any(used.use == "routed" and used.model.name == "deepseek-v3" for used in found.values())
+    layers = {(m.hidden, m.attention.shape, m.experts) for m in layers_of(models)}
+    assert (4096, "GQA 32/8/128", 8) in layers and len(layers) == len(layers_of(models))
+
+
+def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
+    machine = Machine("cpu", 3)
+    for used in ffns([TINY_MOE]):
+        assert set(ffn_times(machine, used, (1, 4))) == {1, 4}
+    times = layer_times(machine, TINY_MOE, (8, 16), (1, 8))
+    assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8}
+
+
+def test_copies_move_every_byte() -> None:
+    machine = Machine("cpu", 3)
+    times = copy_times(machine, "h2d", (64, 256))
+    assert set(times.alone) == set(times.queued) == {64, 256}
+    assert not copy_times(machine, "d2h", (64, 256), pinned=False).queued
+
+
+def test_one_line_where_nothing_can_be_measured(tmp_path, capsys, monkeypatch) -> None:
+    out = tmp_path / "profile.toml"
+    assert main(["calibrate", "--out", str(out), "--device", "cuda:0"]) == 2
+    assert capsys.readouterr().err.startswith("error: device 'cuda:0': torch")
+    assert main(["calibrate", "--out", str(out), "--device", "tpu"]) == 2
+    assert main(["calibrate", "--out", str(tmp_path / "no" / "p.toml"), "--device", "cpu"]) == 2
+    assert main(["calibrate", "--out", str(out), "--device", "cpu", "--model", "gpt-9"]) == 2
+    assert "gpt-9" in capsys.readouterr().err
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert main(["calibrate", "--out", str(out), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "error: torch is not installed; pip install 'moe-replay[torch]'\n"
+    assert not out.exists()
+
+
+def test_memory_that_cannot_be_pinned_is_named(monkeypatch) -> None:
+    machine = Machine("cpu", 3)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(machine.torch, "empty", refuse)
+    with pytest.raises(InputError, match="4,096 bytes of pinned host memory"):
+        machine.host(4096, True)
