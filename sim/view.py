@@ -62,6 +62,21 @@ class View:
         decode_index = np.cumsum(self._trace.phase == DECODE) - 1
         return embeddings[decode_index[self._rows[self.decoding]], point]
 
+    def prompts(self) -> dict[int, np.ndarray]:
+        """Embeddings (n, D) int8 of the prompt of each sequence in the view that has one, by sequence.
+
+        They are of the level ``prompt_level``: known at that point of the sequence's prefill, and ever after.
+        """
+        self._need("prefill_embeddings")
+        running = set(self.sequence.tolist())
+        return {sequence: prompt for sequence, prompt in prompts(self._trace).items() if sequence in running}
+
+    @property
+    def prompt_level(self) -> int:
+        """The level of ``prompts``: 0 the embedding layer's output, ``1 + l`` the input of routed layer ``l``."""
+        self._need("prefill_embeddings")
+        return int(self._trace.meta["embedding"]["prefill_layer"])
+
     def lookahead(self, point: int) -> np.ndarray:
         """Known at ``point`` >= 1: what the next layer's router says of layer ``point - 1``'s input (R, K), or -1."""
         return self._need("lookahead")[self._rows, point - 1]
@@ -115,3 +130,13 @@ class View:
                 f"{self._trace.source or 'trace'}: no array {name}, which the policy needs; capture one with it"
             )
         return np.asarray(array)
+
+
+def prompts(trace: Trace) -> dict[int, np.ndarray]:
+    """Stored embeddings (n, D) int8 of each prompt of ``trace``, by sequence; one without a prompt is not there."""
+    rows, embeddings = trace.prefill_rows, trace.prefill_embeddings
+    if embeddings is None or not len(rows):
+        return {}
+    sequence = trace.sequence[rows]
+    starts = np.flatnonzero(np.diff(sequence, prepend=-1))
+    return dict(zip(sequence[starts].tolist(), np.split(embeddings, starts[1:]), strict=True))

@@ -73,7 +73,7 @@ class MoEInfinity(Policy):
         moment = view.moment(steps[:, None], points)
         cost = [setting.software.search_ns(setting.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
         found, combined = _together(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
-        ratio = shares(_added(predictor.collection, combined).reshape(-1, view.n_layers, view.n_experts))
+        ratio = shares(_added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts))
         return Plan(
             eviction="score",
             values=_values(moment, found, ratio),
@@ -111,13 +111,13 @@ def _together(matches: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
 
     A combination (V, B) is the sorted entries that the rows of a step match, -1 for none; number -1 is no match at all.
     """
-    steps, points = len(rows), matches.shape[1]
-    of = np.full((steps, points, rows.max(initial=1)), -1)
+    steps, points, most = len(rows), matches.shape[1], int(rows.max(initial=1))
+    of = np.full((steps, points, most), -1)
     of[np.repeat(np.arange(steps), rows), :, np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)] = matches
     of.sort(axis=2)
-    combined, number = np.unique(of.reshape(steps * points, -1), axis=0, return_inverse=True)
-    said = (combined >= 0).any(axis=1)
-    return np.where(np.atleast_1d(said)[number], number, -1).reshape(steps, points), combined
+    combined, number = np.unique(of.reshape(steps * points, most), axis=0, return_inverse=True)
+    said = np.asarray((combined >= 0).any(axis=1))
+    return np.where(said[number], number, -1).reshape(steps, points), combined
 
 
 def _added(collection: np.ndarray, combined: np.ndarray) -> np.ndarray:
@@ -135,7 +135,8 @@ def _queue(ratio: np.ndarray, point: int) -> tuple[np.ndarray, np.ndarray]:
     """
     n_layers, n_experts = ratio.shape[1:]
     proximity = 1 - (np.arange(point, n_layers) - (point - 1)) / n_layers
-    weight = (ratio[:, point:] * proximity[:, None] * SCALE).astype(np.int64).reshape(len(ratio), -1)
+    weight = (ratio[:, point:] * proximity[:, None] * SCALE).astype(np.int64)
+    weight = weight.reshape(len(ratio), (n_layers - point) * n_experts)
     order = np.argsort(-weight, axis=1, kind="stable")
     return order + point * n_experts, np.take_along_axis(weight, order, axis=1)
 
@@ -147,4 +148,6 @@ def _values(moment: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Values:
     known = found.ravel() >= 0
     when, what = moment.ravel()[known], found.ravel()[known]
     changes = np.diff(what, prepend=-1) != 0
-    return Values(when[changes], what[changes], (kept * SCALE).astype(np.int64).reshape(-1, n_layers * n_experts))
+    return Values(
+        when[changes], what[changes], (kept * SCALE).astype(np.int64).reshape(len(ratio), n_layers * n_experts)
+    )

@@ -112,12 +112,12 @@ def kept(embeddings: np.ndarray, maps: np.ndarray, capacity: int, distance: int)
     When it is full, the newest takes the place of the entry that it makes most redundant, by
     RDY = (d / L) cos(embeddings) + ((L - d) / L) cos(maps), the first of equals.
     """
-    n_layers = maps.shape[1]
+    rows, n_layers, n_experts = maps.shape
     weight = min(distance, n_layers) / n_layers
-    parts = [(embeddings, weight), (maps.reshape(len(maps), -1), 1 - weight)]
-    held = np.arange(min(capacity, len(maps)))  # which iteration each slot holds
-    for first in range(len(held), len(maps), ROWS):
-        new = np.arange(first, min(first + ROWS, len(maps)))
+    parts = [(embeddings, weight), (maps.reshape(rows, n_layers * n_experts), 1 - weight)]
+    held = np.arange(min(capacity, rows))  # which iteration each slot holds
+    for first in range(len(held), rows, ROWS):
+        new = np.arange(first, min(first + ROWS, rows))
         redundancy = _redundancy(parts, new, held)
         among = _redundancy(parts, new, new)
         for i in range(len(new)):

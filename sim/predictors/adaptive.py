@@ -1,0 +1,125 @@
+"""Where to predict, and how far ahead: DoMoE's adaptive expert prediction.
+
+A model has L routed layers. A prediction invoked at layer l is made before l runs, with what is known then (point l of
+a step), and serves l and the layers after it until the next one; the first layer always has one. With the offset
+
+    d(l) = 0 where a prediction is invoked at l, else d(l - 1) + 1
+
+the expected time of a token is modelled as
+
+    sum over layers l of  x_l c_pred + miss[d(l)] c_load
+
+where ``miss[d]`` is the chance that a needed expert was not predicted d layers after the prediction, estimated on
+tokens of the profile split that are kept out of the tables. The paper calls solving this impractical and samples; it is
+a shortest path over layers, exact in O(L^2). What the model leaves out: that a prefetch needs time to arrive, that the
+cache holds some experts anyway, and what wrong prefetches cost the link.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.predictors.base import top
+from sim.predictors.neighbours import Neighbours
+from sim.view import prompts
+from traces.trace import Trace
+
+SAMPLE = 200
+"""Tokens on which the chance of a misprediction is estimated."""
+DRAWS = 1000
+"""Sets of layers that the sampling-based choice looks at."""
+
+
+def objective(layers: Sequence[int], miss: np.ndarray, predict_ns: float, load_ns: float) -> float:
+    """Expected nanoseconds of a token with predictions at ``layers`` (0 among them); ``miss`` (L,) by offset."""
+    last = np.zeros(len(miss), np.int64)
+    last[list(layers)] = list(layers)
+    offset = np.arange(len(miss)) - np.maximum.accumulate(last)
+    return len(set(layers)) * predict_ns + load_ns * float(miss[offset].sum())
+
+
+def shortest(miss: np.ndarray, predict_ns: float, load_ns: float) -> tuple[int, ...]:
+    """The layers that minimise ``objective``, exactly; of equally good sets one with the fewest predictions.
+
+    ``best[j] = min over i < j of best[i] + predict_ns + load_ns sum(miss[: j - i])`` is the least cost of the first j
+    layers when a prediction at i serves i to j - 1.
+    """
+    n_layers = len(miss)
+    span = predict_ns + load_ns * np.concatenate([[0.0], np.cumsum(miss)])
+    best = [(0.0, 0)] + [(np.inf, 0)] * n_layers
+    origin = [0] * (n_layers + 1)
+    for end in range(1, n_layers + 1):
+        ways = [(best[begin][0] + span[end - begin], best[begin][1] + 1, begin) for begin in range(end)]
+        cost, count, origin[end] = min(ways)
+        best[end] = (cost, count)
+    layers = [origin[n_layers]]
+    while layers[-1]:
+        layers.append(origin[layers[-1]])
+    return tuple(reversed(layers))
+
+
+def sampled(miss: np.ndarray, predict_ns: float, load_ns: float, seed: int) -> tuple[int, ...]:
+    """The best of ``DRAWS`` random sets of layers and of the even ones, by ``objective``.
+
+    The paper says "a sampling-based statistical method to select an optimal set" and no more; here each set has the
+    first layer, and every other one with a chance that is drawn too, so that few and many are looked at alike.
+    """
+    n_layers, rng = len(miss), np.random.default_rng(seed)
+    sets = [tuple(range(0, n_layers, step)) for step in range(1, n_layers + 1)]
+    for chance in rng.random(DRAWS):
+        others = 1 + np.flatnonzero(rng.random(n_layers - 1) < chance)
+        sets.append((0, *others.tolist()))
+    return min(sets, key=lambda layers: objective(layers, miss, predict_ns, load_ns))
+
+
+def held_out(profile: Sequence[Trace], seed: int) -> tuple[list[Trace], list[Trace]]:
+    """Split profiles in two: sequences for tables, and about a fifth of each domain's for estimating.
+
+    A domain of one sequence keeps it; there may be nothing to estimate on.
+    """
+    rng = np.random.default_rng(seed)
+    rest, out = [], []
+    for trace in profile:
+        away = np.zeros(trace.n_sequences, bool)
+        for domain in np.unique(trace.domain):
+            mine = rng.permutation(np.flatnonzero(trace.domain == domain))
+            away[mine[: -(-len(mine) // 5) if len(mine) > 1 else 0]] = True
+        if away.any():
+            out.append(trace.keep(away))
+        rest.append(trace.keep(~away))
+    return rest, out
+
+
+def miss_by_offset(
+    predictor: Neighbours, samples: Sequence[Trace], fetch: int, seed: int, tokens: int = SAMPLE
+) -> np.ndarray:
+    """Chance that an expert that a token takes was not among the ``fetch`` predicted, by offset (L,).
+
+    Over up to ``tokens`` random decode rows of ``samples``, all layers at which a prediction may be invoked, and all
+    layers it may serve. 1 where nothing can be told.
+    """
+    n_layers = samples[0].n_layers if samples else 0
+    wrong, needed = np.zeros(n_layers), np.zeros(n_layers)
+    counts = [len(trace.decode_rows) if trace.embeddings is not None else 0 for trace in samples]
+    if not sum(counts):
+        return np.ones(predictor.tables[0].paths.shape[1])
+    drawn = np.sort(np.random.default_rng(seed).permutation(sum(counts))[:tokens])
+    for trace, first, count in zip(samples, np.cumsum([0, *counts]), counts, strict=False):
+        mine = drawn[(drawn >= first) & (drawn < first + count)] - first
+        if not len(mine) or trace.embeddings is None:
+            continue
+        rows = trace.decode_rows[mine]
+        chosen = predictor.consulted(prompts(trace), trace.n_sequences)[trace.sequence[rows]]
+        for point in range(n_layers):
+            level = predictor.query_level(point)
+            layers = range(point, n_layers)
+            scores = predictor.vote(trace.embeddings[mine, level], chosen, level, layers)
+            absent = missed(top(scores, fetch), trace.experts[rows, point:])
+            wrong[: n_layers - point] += absent.sum(axis=(0, 2))
+            needed[: n_layers - point] += (trace.experts[rows, point:] >= 0).sum(axis=(0, 2))
+    return np.divide(wrong, needed, out=np.ones(n_layers), where=needed > 0)
+
+
+def missed(predicted: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Which experts ``taken`` (R, L, K), -1 for none, are not among those ``predicted`` (R, L, F): (R, L, K) bool."""
+    return (taken >= 0) & ~(taken[..., :, None] == predicted[..., None, :]).any(axis=-1)
