@@ -54,10 +54,14 @@ class Terms:
         Parameter(
             consume_multiple=True,
             negative=(),
-            help="what predictions cost, several to compare: paper, fast or a profile, .toml; default: both",
+            help="what predictions cost, several to compare: paper, fast, implied or a profile, .toml; default: these",
         ),
     ] = None
     seed: Annotated[Whole, Parameter(help="of the bootstrap, and for policies that draw at random")] = 0
+    entries: Annotated[
+        list[int] | None,
+        Parameter(consume_multiple=True, negative=(), help="table sizes of domoe-table-size; default: 100 to 3000"),
+    ] = None
     workers: Annotated[
         Whole | None, Parameter(help="processes; the result is the same for any number; default: one a core")
     ] = None
@@ -72,6 +76,7 @@ class Terms:
     def setup(self) -> Setup:
         """What an experiment is run with."""
         given: dict[str, Any] = {"software": tuple(self.software)} if self.software else {}
+        given |= {"entries": tuple(self.entries)} if self.entries else {}
         given |= {"workers": max(1, self.workers)} if self.workers is not None else {}
         return Setup(traces=self.traces, hardware=self.hardware, cache=self.cache, seed=self.seed, **given)
 

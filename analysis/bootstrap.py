@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.log import DECODE, PREFETCH_HIT, REUSE_HIT, Log
+from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, PREFETCH_HIT, REUSE_HIT, Log
 from sim.workload import Workload
 from traces.errors import InputError
 from traces.trace import Trace
@@ -25,12 +25,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Shares:
-    """What each sequence of a run had of it in decode, all (S,) int64: tokens, time in ns, look-ups and hits."""
+    """What each sequence of a run had of it in decode, all (S,) int64.
+
+    Tokens, time in ns, look-ups, and of these hits and what was on its way (late).
+    """
 
     tokens: np.ndarray
     ns: np.ndarray
     lookups: np.ndarray
     hits: np.ndarray
+    late: np.ndarray
 
 
 def shares(trace: Trace, work: Workload, log: Log) -> Shares:
@@ -44,6 +48,7 @@ def shares(trace: Trace, work: Workload, log: Log) -> Shares:
     step_of_lookup = work.call // work.n_layers
     found = decode[step_of_lookup]
     hit = found & np.isin(log.found, (REUSE_HIT, PREFETCH_HIT))
+    late = found & np.isin(log.found, (LATE_QUEUED, LATE_IN_FLIGHT))
 
     def per_sequence(step: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
         total = np.zeros(trace.n_sequences, np.int64)
@@ -57,6 +62,7 @@ def shares(trace: Trace, work: Workload, log: Log) -> Shares:
         ns=per_sequence(steps, ns[steps]),
         lookups=per_sequence(step_of_lookup[found]),
         hits=per_sequence(step_of_lookup[hit]),
+        late=per_sequence(step_of_lookup[late]),
     )
 
 
@@ -82,6 +88,11 @@ def throughput_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
 def hit_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
     """Decode hit ratio of ``one`` over that of ``other``, over the same sequences."""
     return ratio((one.hits, one.lookups), (other.hits, other.lookups), seed)
+
+
+def caught_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
+    """The same of look-ups that were no misses: hits, and late ones, whose prefetch was queued or under way."""
+    return ratio((one.hits + one.late, one.lookups), (other.hits + other.late, other.lookups), seed)
 
 
 def mean_ratio(ratios: list[Ratio]) -> Ratio:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ from sim.replay import DEFAULT_CACHE, code_version
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+IMPLIED = "implied"
+"""A software profile of this package's own: as slow as DoMoE's figures imply (implied.toml)."""
+
 Data = dict[str, Any]
 """What an experiment measured, as JSON has it."""
 
@@ -30,7 +34,7 @@ class Setup:
     traces: Sequence[str | Path] | None = None
     hardware: str = DEFAULT_HARDWARE
     cache: str = DEFAULT_CACHE
-    software: tuple[str, ...] = ("paper", "fast")
+    software: tuple[str, ...] = ("paper", "fast", IMPLIED)
     seed: int = 0
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     entries: tuple[int, ...] = ()
@@ -43,6 +47,8 @@ class Setup:
 
     def place(self, suite: Suite, sources: Sequence[Source], software: str = "fast") -> Place:
         """Where a workload of a suite is replayed."""
+        if software == IMPLIED:
+            software = str(resources.files("analysis") / f"{IMPLIED}.toml")
         return Place(replayed(sources), suite.profile, self.hardware, software, self.cache, seed=self.seed)
 
     def made(self, sources: Sequence[Source]) -> Data:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from analysis.bootstrap import Ratio, Shares, hit_ratio, mean_ratio, shares, throughput_ratio
+from analysis.bootstrap import Ratio, Shares, caught_ratio, hit_ratio, mean_ratio, shares, throughput_ratio
 from sim.engine import Run
-from sim.log import DECODE
+from sim.log import DECODE, MISS
 from tests.worlds import World, worlds
 from traces.errors import InputError
 
@@ -18,6 +18,7 @@ def toy(ns: list[int], hits: list[int] | None = None, tokens: int = 10) -> Share
         ns=np.array(ns),
         lookups=np.full(count, 100),
         hits=np.array(hits or [50] * count),
+        late=np.full(count, 20),
     )
 
 
@@ -56,6 +57,8 @@ def test_a_seed_fixes_the_interval() -> None:
 def test_hits_are_compared_by_look_up() -> None:
     ratio = hit_ratio(toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
     assert ratio.to_json() == {"value": 1.5, "low": 1.5, "high": 1.5}
+    caught = caught_ratio(toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
+    assert caught.value == pytest.approx(80 / 60)
 
 
 def test_what_has_no_ratio_has_none() -> None:
@@ -103,5 +106,6 @@ def test_shares_add_up_to_the_run(world: World) -> None:
     lookup = decode[world.work.call // world.work.n_layers]
     assert parts.lookups.sum() == lookup.sum()
     assert parts.hits.sum() == (log.found[lookup] <= 1).sum()
+    assert (parts.hits + parts.late).sum() == (log.found[lookup] != MISS).sum()
     tokens = np.bincount(world.trace.sequence[world.trace.decode_rows], minlength=world.trace.n_sequences)
     assert parts.tokens.tolist() == tokens.tolist()
