@@ -1,0 +1,89 @@
+"""The GPU's expert slots: the simulator's cache, with memory behind each slot.
+
+Who is evicted is decided by ``sim.cache.ExpertCache``, so demand-only policies find exactly what they find in the
+simulator. Here each expert that holds room also holds a slot of one big buffer.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from realrun.device import Device, refuse_too_little
+from realrun.host_store import STAMP
+from realrun.measure.machine import the_torch
+from sim.cache import ExpertCache
+from sim.eviction import Eviction
+from sim.terms import Slots
+from traces.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceCache(ExpertCache):
+    """Slots of ``size`` bytes on ``device``.
+
+    Args:
+        device: whose memory.
+        size: bytes of one expert, the same in all ``n_layers`` layers.
+        n_layers, n_experts: L and E.
+        slots: the pools of ``sim.terms.slots_of``.
+        eviction, first_call: as in ``sim.cache.ExpertCache``.
+        room: a buffer of an earlier run to use again if it is large enough.
+
+    Raises InputError if a pool cannot hold one expert or the device has too little memory.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        size: int,
+        n_layers: int,
+        n_experts: int,
+        slots: Slots,
+        eviction: str | Callable[[np.ndarray], Eviction] = "lru",
+        first_call: np.ndarray | None = None,
+        room: "torch.Tensor | None" = None,
+    ) -> None:
+        super().__init__((size,) * n_layers, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.own)
+        every = n_experts * n_layers
+        counts = [min(capacity // size, every) for capacity in self.capacity]
+        self.n_slots = sum(counts)
+        self.room = _buffer(device, self.n_slots, size, room)
+        """The whole buffer, for a later run."""
+        self.bytes = self.room[: self.n_slots]
+        """The slots (n_slots, size) uint8."""
+        self.stamps = the_torch().zeros(self.n_slots, STAMP, dtype=the_torch().int64, device=device.torch_device)
+        """What was stamped on the expert in each slot, where a run checks."""
+        ends = np.cumsum(counts).tolist()
+        self._free = [list(range(end - count, end))[::-1] for end, count in zip(ends, counts, strict=True)]
+        self.slot = [-1] * every
+        """The slot of each expert that holds one, -1 for the others."""
+
+    def allot(self, expert: int, passed: int, demand: bool) -> list[int] | None:
+        """As ``sim.cache.ExpertCache.allot``; whoever gets room gets a slot."""
+        victims = super().allot(expert, passed, demand)
+        if victims is not None:
+            self.slot[expert] = self._free[self.pool[expert]].pop()
+        return victims
+
+    def release(self, expert: int) -> None:
+        """Empty the slot; what lies in it stays until somebody's copy overwrites it."""
+        super().release(expert)
+        self._free[self.pool[expert]].append(self.slot[expert])
+        self.slot[expert] = -1
+
+
+def _buffer(device: Device, count: int, size: int, room: "torch.Tensor | None") -> "torch.Tensor":
+    torch = the_torch()
+    if room is not None and room.shape[0] >= count and room.shape[1] == size:
+        return room
+    refuse_too_little(
+        f"GPU memory for {count} expert slots", count * size, device.free_bytes(), "give a smaller --cache"
+    )
+    try:
+        return torch.zeros(count, size, dtype=torch.uint8, device=device.torch_device)
+    except RuntimeError as failed:
+        reason = str(failed).splitlines()[0]
+        raise InputError(f"{count} expert slots of {size:,} bytes cannot be had on {device.name} ({reason})") from None

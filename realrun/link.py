@@ -1,0 +1,167 @@
+"""The copying stream as the simulator's link: the same queue and the same order of service, with real copies.
+
+``sim.link.Link`` decides what moves next, who gives way and who is given up; here a stretch on the link is copies on
+the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next one too:
+prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the next chunk
+boundary. Demands overtake, and are then handed over whole: nothing may overtake them.
+
+Nothing here blocks. Whoever waits calls ``poll`` again and again, which finds what has landed and hands over more.
+"""
+
+from collections import deque
+from typing import Any
+
+from realrun.device import Device, Event
+from realrun.device_cache import DeviceCache
+from realrun.host_store import HostStore
+from sim.clock import Clock
+from sim.link import Link, Transfer
+from sim.log import Counters
+from sim.plan import Discipline
+
+PIECE_BYTES = 8 * 2**20
+AHEAD_BYTES = 6 * 2**20
+"""A prefetch's piece at most, and how many bytes are at least handed over: about 110 us on PCIe 5 x16."""
+
+
+class CopyLink(Link):
+    """The link of one run.
+
+    Args:
+        clock: tells the time to an observer.
+        cache: slots; ``allot`` is asked when a transfer starts.
+        store: where experts are copied from.
+        device: who copies.
+        chunks, discipline, counters: as in ``sim.link.Link``.
+        stamped: copy each expert's stamp after its bytes.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cache: DeviceCache,
+        store: HostStore,
+        device: Device,
+        chunks: int,
+        discipline: Discipline,
+        counters: Counters,
+        stamped: bool = False,
+    ) -> None:
+        # A transfer's body is counted in bytes here, not in nanoseconds.
+        super().__init__(clock, cache, cache.size.__getitem__, 0, chunks, discipline, counters)
+        self.slots = cache
+        self._store, self._device, self._stamped = store, device, stamped
+        self._flying: deque[tuple[Event, int, Transfer | None]] = deque()
+        self._handed = 0  # bytes handed over and not known to have arrived
+        self._stretches = 0
+        self._idle_events: list[Event] = []
+        self._piece = max(1, min(PIECE_BYTES, store.size // max(1, chunks) or 1))
+        self._ahead = max(AHEAD_BYTES, 2 * self._piece)
+
+    def demand(self, expert: int) -> Transfer:
+        """As in ``sim.link.Link``; a transfer that has been handed over whole needs no place in the queue."""
+        transfer = self.transfers.get(expert)
+        if transfer is not None and transfer.moved == transfer.body:
+            transfer.demand = transfer.needed = True
+            return transfer
+        return super().demand(expert)
+
+    def kick(self) -> None:
+        """Let demands overtake and hand over what may move; called after every change that the engine makes."""
+        running = self._running
+        if running is not None and (running.demand or self._demands):
+            overtaken = not running.demand and self.discipline == "preemptive"
+            end = self._boundary(running) if overtaken else running.body
+            if end > running.moved:
+                self._hand_over(running, end)
+            if self._running is running:
+                self._running, self._paused = None, running
+        self._advance()
+
+    def poll(self) -> bool:
+        """See what has arrived; whether anything has."""
+        arrived = False
+        while self._flying and self._flying[0][0].query():
+            event, size, transfer = self._flying.popleft()
+            self._handed -= size
+            arrived = True
+            if transfer is None:
+                self._idle_events.append(event)
+            else:
+                self._land(transfer)
+        if arrived:
+            self._advance()
+        return arrived
+
+    @property
+    def moving(self) -> bool:
+        """Whether the copying stream has anything to do."""
+        return bool(self._flying)
+
+    # -- what sim.link.Link does in simulated time -----------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Start whatever may start: all demands, and prefetches while little is handed over."""
+        self._fill()
+        while self._running is None and (self._demands or self._handed < self._ahead):
+            before = self._stretches
+            self._next()
+            if self._stretches == before:
+                return
+
+    def _run(self, transfer: Transfer) -> None:
+        self._running = transfer
+        transfer.started = True
+        # Under fifo a demand may wait behind this prefetch, which then goes whole.
+        if transfer.demand or self._demands:
+            self._hand_over(transfer, transfer.body)
+        else:
+            self._fill()
+
+    def _fill(self) -> None:
+        while self._running is not None and self._handed < self._ahead:
+            running = self._running
+            self._hand_over(running, min(running.moved + self._piece, self._boundary(running, running.moved + 1)))
+
+    def _boundary(self, transfer: Transfer, least: int | None = None) -> int:
+        """The first chunk boundary at or after ``least`` bytes, by default those handed over."""
+        moved = transfer.moved if least is None else least
+        chunk = -(-moved * self.chunks // transfer.body)
+        return transfer.body * chunk // self.chunks
+
+    def _hand_over(self, transfer: Transfer, end: int) -> None:
+        """Copy bytes from where the transfer is to ``end``."""
+        expert, begin = transfer.expert, transfer.moved
+        slot = self.slots.slot[expert]
+        source, target = self._store.expert(expert), self.slots.bytes[slot]
+        # What is long ends in a short copy, whose predecessor's end says that it is time to hand over more.
+        short = end - self._piece
+        for stop in (short, end) if short > begin + self._piece else (end,):
+            self._device.copy(target[begin:stop], source[begin:stop])
+            whole = stop == transfer.body
+            if whole and self._stamped:
+                self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])
+            # The event of a whole expert is waited for by others: it is not used again.
+            event = self._device.copies.record(self._idle_events.pop() if self._idle_events and not whole else None)
+            self._flying.append((event, stop - begin, transfer if whole else None))
+            self._handed += stop - begin
+            begin = stop
+        self._stretches += 1
+        self.counters.moved(transfer.prefetch, transfer.phase, end - transfer.moved)
+        transfer.moved = end
+        if end == transfer.body:
+            landed: Any = event
+            transfer.event = landed
+            self._running = None
+
+    def _land(self, transfer: Transfer) -> None:
+        del self.transfers[transfer.expert]
+        self.cache.landed(transfer.expert)
+        if transfer.prefetch and not transfer.needed:
+            self.counters.landed_unused[transfer.expert] = transfer.phase
+
+    def _progress(self, transfer: Transfer) -> int:
+        return transfer.moved
+
+    def _account(self, transfer: Transfer, moved: int) -> None:
+        """Bytes are counted when they are handed over."""

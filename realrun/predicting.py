@@ -1,0 +1,100 @@
+"""What a plan charges for predicting, done as real work of that size.
+
+A plan says how many nanoseconds a prediction takes by the software profile of the run. Here that becomes a look-up that
+reads as many bytes as the profile's formula turns into those nanoseconds, a matrix-vector product over table entries
+and the choice of the nearest, on the GPU or on the host as the profile has it; the host waits for its answer.
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from realrun.device import Device, Event
+from realrun.measure.machine import the_torch
+from sim.hardware import Hardware
+from sim.software import Software
+
+if TYPE_CHECKING:
+    import torch
+
+_TABLE_BYTES = 64 * 2**20
+_NEAREST = 8
+
+
+class Predictions:
+    """Look-ups of one run in tables of ``dims`` numbers an entry."""
+
+    def __init__(self, device: Device, software: Software, hardware: Hardware, dims: int) -> None:
+        torch = the_torch()
+        self._device, self._dims = device, dims
+        self.on_gpu = software.where == "gpu"
+        self._fixed_ns = software.search_us.value * 1e3
+        gbps = software.gbps
+        bandwidth = hardware.memory_bytes_per_s if gbps is None else gbps.value * 1e9
+        self._entries_a_ns = bandwidth / 1e9 / (dims * software.element_bytes)
+        kind = torch.bfloat16 if self.on_gpu else torch.float32
+        where = device.torch_device if self.on_gpu else torch.device("cpu")
+        entries = max(_NEAREST, _TABLE_BYTES // (dims * software.element_bytes))
+        self._table = torch.zeros(entries, dims, dtype=kind, device=where)
+        self._query = torch.ones(dims, dtype=kind, device=where)
+        self._answer = device.small(_NEAREST)
+
+    def entries(self, ns: int) -> int:
+        """How many entries a look-up of ``ns`` nanoseconds reads, at least as many as it chooses."""
+        return max(_NEAREST, round((ns - self._fixed_ns) * self._entries_a_ns))
+
+    def begin(self, ns: int, critical: bool) -> Event:
+        """Start a look-up, before what the computing stream does next or beside it; its end is when it is answered."""
+        count = self.entries(ns)
+        if self.on_gpu:
+            stream = self._device.compute if critical else self._device.aside
+            stream.launch(self._on_stream, stream, count)
+            return stream.record()
+        done = _Done()
+        if critical:
+            self._search(count)
+            done.set()
+        else:
+            threading.Thread(target=self._beside, args=(count, done), daemon=True).start()
+        return done
+
+    def _on_stream(self, stream: Any, count: int) -> None:
+        torch = the_torch()
+        inner = getattr(stream, "stream", None)
+        if inner is None:
+            self._search(count)
+            return
+        with torch.cuda.stream(inner):
+            self._search(count)
+
+    def _search(self, count: int) -> None:
+        while count > 0:
+            part = self._table[: max(_NEAREST, min(count, len(self._table)))]
+            nearest = torch_topk(part @ self._query)
+            count -= len(part)
+        self._answer.copy_(nearest, non_blocking=True)
+
+    def _beside(self, count: int, done: "_Done") -> None:
+        with the_torch().no_grad():
+            self._search(count)
+        done.set()
+
+
+def torch_topk(scores: "torch.Tensor") -> "torch.Tensor":
+    """Places of the largest scores."""
+    return scores.topk(_NEAREST).indices
+
+
+class _Done:
+    """The end of work on the host."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self.ns = 0
+
+    def set(self) -> None:
+        self.ns = time.perf_counter_ns()
+        self._done.set()
+
+    def query(self) -> bool:
+        return self._done.is_set()

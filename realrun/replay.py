@@ -1,0 +1,240 @@
+"""Replay a trace on a real device: from names and files to the simulator's report, with clock "measured"."""
+
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realrun.check import SlotFault
+from realrun.device import Device, open_device
+from realrun.engine import Outcome, RealRun, RunError, Stage
+from realrun.experts import expert_size
+from realrun.host_store import HostStore, host_bytes
+from realrun.layers import Layers
+from realrun.predicting import Predictions
+from sim.bounds import bounds
+from sim.capacity import parse_capacity
+from sim.engines import Execution
+from sim.log import DECODE, PREFILL
+from sim.metrics import Report
+from sim.model import ModelSpec
+from sim.plan import Discipline, Plan
+from sim.replay import Scene, describe
+from sim.terms import settle
+from sim.workload import Schedule, Workload, cached_tokens, workload
+from traces.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Rig", "RunError", "SlotFault", "first_steps", "open_rig", "run", "scaled", "with_model"]
+
+
+@dataclass
+class Rig:
+    """One model's experts and layers on one device, made once for all runs of a comparison; see ``open_rig``."""
+
+    device: Device
+    store: HostStore
+    model: ModelSpec
+    seed: int = 0
+    layers: Layers | None = None
+    room: "torch.Tensor | None" = None
+
+    def stage(self, scene: Scene) -> Stage:
+        """What a run of ``scene`` needs; the model's resident part is made anew if its contexts are longer."""
+        schedule = scene.work.schedule
+        context = int(cached_tokens(scene.trace, schedule).max(initial=1))
+        prompt = int(np.diff(schedule.offsets)[schedule.phase == PREFILL].max(initial=1))
+        if self.layers is None or self.layers.context < context or self.layers.prompt < prompt:
+            self.layers = None
+            self.layers = Layers(self.device, self.model, context, prompt, self.seed)
+        return Stage(self.device, self.store, self.layers, self.model)
+
+
+@contextmanager
+def open_rig(
+    model: ModelSpec, device: str = "cuda", *, shared: int | None = None, limit: int | None = None, seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Rig]:  # fmt: skip
+    """Put the experts of ``model`` into pinned host memory for runs on ``device``.
+
+    Args:
+        model: experts of one size, in bf16.
+        device: cuda, cuda:N or cpu.
+        shared: store only so many experts, each standing for several.
+        limit: bytes of host memory that may be used.
+        seed: of the random weights.
+        say: told in a line what takes long.
+
+    Raises InputError for a device that is not there, too little memory of either kind, or memory that cannot be pinned.
+    """
+    size, experts = expert_size(model), model.routed_layers * model.experts
+    with open_device(device) as opened:
+        stored = min(experts, shared or experts)
+        say(f"host memory: {host_bytes(stored, size) / 2**30:.2f} GiB for {stored} experts of {size / 2**20:.1f} MiB")
+        store = HostStore(opened, experts, size, shared=shared, limit=limit, scale=model.hidden**-0.5, seed=seed)
+        say(f"{store.describe()}, in {store.seconds:.1f} s")
+        rig = Rig(opened, store, model, seed)
+        try:
+            yield rig
+        finally:
+            opened.synchronize()
+            rig.layers, rig.room = None, None
+            store.close()
+
+
+def run(
+    scene: Scene,
+    plan: Plan,
+    rig: Rig,
+    *,
+    policy: str = "",
+    parameters: dict[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
+    discipline: Discipline | None = None,
+    chunks: int | None = None,
+    check: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> Report:
+    """Execute ``plan``, made for ``scene`` by ``sim.replay.plan_for``, on the rig of the scene's model.
+
+    The report is the simulator's with clock "measured": compute is device time between events around the kernels,
+    stalls are the computing stream's waits for copies, prediction is host time until its answer, and what is left of
+    the run is "other", the loop's own overhead. A run that ``stop`` ended early says so in ``settings.complete`` and in
+    a note, and reports the steps that were finished.
+
+    Raises InputError for what the device cannot hold, SlotFault where a check finds a wrong, stale or half-copied
+    expert, RunError where the device does not go on.
+    """
+    outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, check=check, stop=stop, progress=progress)
+    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    if not outcome.steps:
+        raise InputError("the run was interrupted before its first step was over; there is nothing to report")
+    done = scene if outcome.complete else cut(scene, outcome.steps)
+    measured = _rescheduled(done, outcome.measured(done.work))
+    report = describe(
+        measured, plan, policy, parameters or {}, given or {}, Execution(outcome.log, "simpy", _notes(rig, scene, outcome)),
+        terms,
+    )  # fmt: skip
+    settings = {**report.settings, "engine": "streams", "complete": outcome.complete, "checked": outcome.checked}
+    return replace(
+        report, clock="measured", settings=settings, provenance={**report.provenance, **_machine(rig)},
+    )  # fmt: skip
+
+
+def execute(
+    scene: Scene, plan: Plan, rig: Rig, *, discipline: Discipline | None = None, chunks: int | None = None,
+    **options: Any,
+) -> Outcome:  # fmt: skip
+    """As ``run``, but everything that was measured instead of a report; ``options`` are those of ``RealRun``."""
+    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    stage = rig.stage(scene)
+    predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
+    one = RealRun(stage, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
+    rig.room = one.cache.room
+    return one.execute()
+
+
+def first_steps(scene: Scene, decode_steps: int) -> Scene:
+    """``scene`` up to its so-manyth decode step. Raises InputError unless that is at least 1."""
+    if decode_steps < 1:
+        raise InputError(f"--steps {decode_steps}; expected at least 1")
+    decode = np.flatnonzero(scene.work.schedule.phase == DECODE)
+    return scene if len(decode) <= decode_steps else cut(scene, int(decode[decode_steps - 1]) + 1)
+
+
+def cut(scene: Scene, steps: int) -> Scene:
+    """``scene`` up to its so-manyth step, prefills counted."""
+    whole = scene.work.schedule
+    schedule = Schedule(whole.phase[:steps], whole.offsets[: steps + 1], whole.rows[: whole.offsets[steps]])
+    return _rescheduled(scene, workload(scene.trace, scene.model, scene.hardware, schedule))
+
+
+def _rescheduled(scene: Scene, work: Workload) -> Scene:
+    return replace(scene, work=work, bound=bounds(work, scene.budget, scene.hardware.link_bytes_per_s))
+
+
+def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
+    """``model`` with widths and vocabulary divided: the same layers, experts and routes, to try things out.
+
+    Raises InputError if the divisor is below 1 or leaves no width.
+    """
+    if divisor < 1 or divisor > min(model.hidden, model.expert_ffn, model.vocab) // 4:
+        raise InputError(f"--scale {divisor}; expected 1 to {min(model.hidden, model.expert_ffn, model.vocab) // 4}")
+    if divisor == 1:
+        return model
+
+    def part(width: int) -> int:
+        return max(2, width // divisor // 2 * 2) if width else 0
+
+    hidden, inner, attention = part(model.hidden), part(model.expert_ffn), model.attention
+    return replace(
+        model,
+        name=f"{model.name}, widths / {divisor}",
+        hidden=hidden,
+        expert_ffn=inner,
+        expert_bytes=(2 * model.expert_matrices * hidden * inner,) * model.routed_layers,
+        attention=replace(
+            attention,
+            parameters=max(2 * hidden, attention.parameters // divisor**2),
+            kv_width=part(attention.kv_width),
+            prefill_width=part(attention.prefill_width),
+            decode_width=part(attention.decode_width),
+        ),
+        vocab=part(model.vocab),
+        shared_ffn=part(model.shared_ffn),
+        dense_ffn=part(model.dense_ffn),
+    )
+
+
+def with_model(scene: Scene, model: ModelSpec, cache_size: str) -> Scene:
+    """``scene`` with another model of the same shape, and the cache that ``cache_size`` means for it."""
+    changed = replace(scene, model=model, budget=parse_capacity(cache_size, model.expert_bytes, model.experts))
+    return _rescheduled(changed, workload(scene.trace, model, scene.hardware, scene.work.schedule))
+
+
+def _notes(rig: Rig, scene: Scene, outcome: Outcome) -> tuple[str, ...]:
+    notes = ["measured; before the first step libraries, kernels and graphs were warmed up, which counts nowhere"]
+    if rig.store.stored < rig.store.experts:
+        notes.append(rig.store.describe())
+    if outcome.checked:
+        notes.append(f"{outcome.checked:,} experts were compared with their stamps before and after their kernels")
+    if not outcome.complete:
+        notes.append(
+            f"INCOMPLETE: interrupted after {outcome.steps} of {scene.work.schedule.n_steps} steps; counters of "
+            f"prefetches and bytes include the step under way"
+        )
+    return tuple(notes)
+
+
+def _machine(rig: Rig) -> dict[str, Any]:
+    return {"device": rig.device.name, "python": platform.python_version(), "host_experts": rig.store.stored}
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """What tells whether the person has asked to stop (SIGINT), within; a second time ends the process as usual."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+        print("stopping; what was measured so far is reported", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
