@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from sim.hardware import Hardware
 from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
-from sim.policies.base import Policy, Setting
+from sim.policies.base import Policy
 from sim.predictors.adaptive import held_out, miss_by_offset, objective, sampled, shortest
 from sim.predictors.base import top
 from sim.predictors.matching import Matching, Reading
@@ -41,11 +41,11 @@ class DomoeParameters(base.Parameters):
         margin: consult a further table only if its score is less than this behind the best; 2 always does.
         reading: of the lost matching formula: A the mean over the prompt's centres, B the largest cosine of all.
         keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
-        layers: where to predict: adaptive (least expected time, exact), sampled (the best of random sets), all, every:N.
+        layers: where to predict: adaptive (least expected time), sampled (the best of random sets), all, every:N.
         mode: full; table (the paper's ablation: a prediction at every layer).
         fetch: experts asked for, a layer; 0 for as many as a token takes.
         reach: layers that a prediction covers at least; 0 for those up to the next prediction.
-        eviction: lru, or score: by how often the entries of the matched tables took an expert.
+        eviction: score, by how often the entries of the matched tables took an expert; lru; or lfu.
     """
 
     entries: int = Field(default=2000, ge=1)
@@ -60,7 +60,7 @@ class DomoeParameters(base.Parameters):
     mode: Literal["full", "table"] = "full"
     fetch: int = Field(default=0, ge=0)
     reach: int = Field(default=0, ge=0)
-    eviction: Literal["lru", "score"] = "lru"
+    eviction: Literal["lru", "lfu", "score"] = "score"
 
     @field_validator("layers")
     @classmethod
@@ -77,14 +77,14 @@ class DomoeParameters(base.Parameters):
 
 
 class Domoe(Policy):
-    """Predict from domain tables, prefetch several layers ahead, evict by LRU."""
+    """Predict from domain tables, prefetch up to the next prediction, evict what these domains use least."""
 
     name = "domoe"
     summary = "DoMoE: search the tables of the prompt's domains, prefetch what the nearest tokens took"
     takes = DomoeParameters
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
-    variants = ("keys=entry", "mode=table")
+    variants = ("keys=entry", "mode=table", "eviction=lru")
     dear = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters
@@ -206,7 +206,7 @@ class _Costs:
         self.points = points[:1] if policy.parameters.keys == "token" else points
         model, software = policy.setting.model, policy.setting.software
         levels = len(self.points) if policy.parameters.keys == "layer" else 1
-        paths = model.routed_layers * model.top_k * (1 if software.where == "gpu" else 0)
+        paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
         self.table_bytes = [
             software.table_bytes(len(t) * levels * model.hidden) + len(t) * paths for t in predictor.tables
         ]
@@ -280,8 +280,12 @@ def _popularity(view: View, predictor: Neighbours, chosen: np.ndarray) -> Values
     for row, table in enumerate(predictor.tables):
         flat = np.arange(view.n_layers)[:, None] * view.n_experts + table.paths
         counts[row] = np.bincount(flat[table.paths >= 0], minlength=width)
-    steps, first = np.unique(view.step, return_index=True)
-    union = np.logical_or.reduceat(chosen[view.sequence] & view.decoding[:, None], first)
+    step = view.step[view.decoding]
+    steps, first = np.unique(step, return_index=True)
+    if not len(steps):
+        nothing = np.zeros(0, np.int64)
+        return Values(nothing, nothing, np.zeros((0, width), np.int64))
+    union = np.logical_or.reduceat(chosen[view.sequence[view.decoding]], first)
     distinct, index = np.unique(union, axis=0, return_inverse=True)
     index = index.ravel()
     changed = np.diff(index, prepend=-1) != 0

@@ -82,8 +82,8 @@ def _checked(vectors: np.ndarray, what: str, dims: int | None = None) -> np.ndar
         shape = getattr(vectors, "shape", type(vectors).__name__)
         raise InputError(f"search: {what} are {shape}; expected (rows, {dims or 'dimensions'})")
     if vectors.dtype.kind not in "iu":
-        wrong = np.argwhere(~np.isfinite(vectors)) if vectors.dtype.kind == "f" else []
-        place = f", not finite in row {wrong[0][0]}" if len(wrong) else ""
+        strange = vectors.dtype.kind == "f" and not np.isfinite(vectors).all()
+        place = f", not finite in row {np.argwhere(~np.isfinite(vectors))[0][0]}" if strange else ""
         raise InputError(f"search: {what} are {vectors.dtype}{place}; expected integers")
     return vectors
 

@@ -90,12 +90,12 @@ def tables(profile: Sequence[Trace], most: int) -> list[Table]:
     for trace in profile:
         if trace.embeddings is None:
             continue
-        rows = trace.decode_rows
+        rows, shape = trace.decode_rows, trace.embeddings.shape[1:]
         label = trace.domain[trace.sequence[rows]]
         for domain in np.unique(label).tolist():
             mine = label == domain
-            table = found.get(domain) or Table.empty(domain, *trace.embeddings.shape[1:], trace.top_k)
-            if trace.embeddings.shape[1:] != table.keys.shape[1:] or trace.top_k != table.paths.shape[2]:
+            table = found.get(domain) or Table.empty(domain, shape[0], shape[1], trace.top_k)
+            if shape != table.keys.shape[1:] or trace.top_k != table.paths.shape[2]:
                 raise InputError(f"{trace.source}: embeddings or routes of another shape than the other profiles'")
             chosen = rows[mine]
             found[domain], _ = table.append(trace.token[chosen], trace.embeddings[mine], trace.experts[chosen], most)
