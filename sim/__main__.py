@@ -1,29 +1,26 @@
 """Command line of the simulator: ``python -m sim``."""
 
-import json as json_module
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.segment import Segment
 
 from sim.engine import SimulationError
 from sim.engines import Engine
 from sim.metrics import Report
+from sim.output import show, values_of, written
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
 from sim.software import DEFAULT_SOFTWARE
 from traces.cli import run
-from traces.errors import InputError
-from traces.files import atomic_path, keep_apart
+from traces.files import keep_apart
 from traces.whole import Whole
-from traces.words import printable
 
 app = App(
     name="python -m sim",
@@ -133,11 +130,11 @@ def replay_command(
     here = terms.scene(trace, policy_class(policy).learns)
     _announce(here, "simpy" if timeline else terms.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with _written(json) as write, watch as observer, _progress(here, [policy]) as advance:
-        values = _values([*settings, *(set_ or [])], "--set")
+    with written(json) as write, watch as observer, _progress(here, [policy]) as advance:
+        values = values_of([*settings, *(set_ or [])], "--set")
         result = terms.replay(here, policy, values, observer=observer, progress=advance(policy))
         write(result.to_json())
-    _print(report_view(result), json)
+    show(report_view(result), json)
 
 
 @app.command
@@ -178,14 +175,14 @@ def compare(
             if not fits:
                 print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
-    given = [_values(settings, f"--policy {name}:") for name, *settings in wanted]
+    given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
     _announce(here, terms.engine)
     results = []
-    with _written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
+    with written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for (name, *settings), values in zip(wanted, given, strict=True):
             results.append(terms.replay(here, name, values, progress=advance(",".join([name, *settings]))))
         write([result.to_json() for result in results])
-    _print(Comparison(results), json)
+    show(Comparison(results), json)
 
 
 def _everything() -> list[str]:
@@ -299,24 +296,6 @@ def _announce(here: Scene, engine: Engine) -> None:
         print("compiling the engine, once for this version: about ten seconds", file=sys.stderr)
 
 
-def _values(settings: Sequence[str] | None, where: str) -> dict[str, object]:
-    """``key=value`` pairs, ``where`` on the command line; a value is read as JSON where it is JSON, else as text."""
-    values: dict[str, object] = {}
-    for setting in settings or []:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise InputError(f"{where} {setting!r}: expected key=value")
-        if key in values:
-            raise InputError(f"{where} {setting!r}: {key} is given twice; expected one value")
-        try:
-            values[key] = json_module.loads(text)
-        except ValueError:
-            values[key] = text
-        except RecursionError:
-            raise InputError(f"{where} {key}: nested too deep; expected a value of fewer brackets") from None
-    return values
-
-
 @contextmanager
 def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
     """Progress bars on standard error, a policy after the other; nothing where that is not a terminal."""
@@ -335,46 +314,10 @@ def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
         yield advance
 
 
-@contextmanager
-def _written(target: str | None) -> Iterator[Callable[[object], None]]:
-    """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done."""
-    if target is None:
-        yield lambda data: None
-    elif target == "-":
-        yield lambda data: print(json_module.dumps(data, indent=1, allow_nan=False))
-    else:
-        with atomic_path(target) as part:
-            yield lambda data: _write(part, data)
-
-
-def _write(path: Path, data: object) -> None:
-    path.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-@dataclass
-class _Inert:
-    """A table of which no character moves a terminal's cursor or changes its colours, whatever names it shows."""
-
-    view: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for text, style, control in console.render(self.view, options):
-            yield Segment("\n".join(map(printable, text.split("\n"))), style, control)
-
-
-def _print(view: RenderableType, target: str | None) -> None:
-    """The table to standard output, unless JSON goes there."""
-    if target != "-":
-        # Names that people gave may hold brackets and colons, which are neither styles nor smileys.
-        plain: dict[str, Any] = {"markup": False, "emoji": False}
-        console = Console(**plain) if sys.stdout.isatty() else Console(width=160, **plain)
-        console.print(_Inert(view))
-
-
 def _show(view: RenderableType, data: object, target: str | None) -> None:
-    with _written(target) as write:
+    with written(target) as write:
         write(data)
-    _print(view, target)
+    show(view, target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
