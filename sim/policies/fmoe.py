@@ -1,0 +1,102 @@
+"""FMoE as DoMoE's authors re-implemented it: one table over all domains, searched at every layer before it goes on.
+
+"DoMoE: Domain-Aware Semantic Expert Prediction for Efficient MoE Inference Under Expert Offloading", section 4: its
+semantic baseline is fMoE (arXiv 2502.05370), which the authors wrote anew on MoE-Infinity's code because they knew of
+no published one. All that they say of it: profiled data of all domains are aggregated into a single repository "under
+the same table size", experts are predicted by semantic similarity and retrieval of expert paths, and predictions are
+frequent and costly. ``finemoe`` is the system of the original paper.
+
+Decided here:
+
+* Entries are chosen, keyed, searched and let vote as DoMoE's are (``domoe`` with ``mode=table``), so that the domain is
+  all that differs: ``top_k`` nearest entries vote; 1 takes the path of the most similar one, as fMoE itself does.
+* A search for the next layer at every layer, on the critical path: fMoE's own runs beside the step.
+* The same table size may mean as many entries as one table of DoMoE's has (``entries=2000``), as it searches (twice
+  that), or as it stores (domains times that). A comparison shows all three.
+* Slots are LRU, as in ``domoe``, and the link is the same. The table takes GPU memory where the software profile
+  searches there: an embedding of the real model's width a level, and a path.
+"""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan, Prediction, Requests
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.predictors.base import top
+from sim.predictors.global_table import GlobalTable
+from sim.predictors.neighbours import Keys
+from sim.view import View
+from sim.wishes import merged
+
+
+class FMoEParameters(base.Parameters):
+    """Parameters of fmoe.
+
+    Attributes:
+        entries: most entries of the table.
+        top_k: nearest entries that vote.
+        keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
+        fetch: experts asked for, a layer; 0 for as many as a token takes.
+        eviction: lru, or lfu.
+    """
+
+    entries: int = Field(default=2000, ge=1)
+    top_k: int = Field(default=8, ge=1)
+    keys: Keys = "layer"
+    fetch: int = Field(default=0, ge=0)
+    eviction: Literal["lru", "lfu"] = "lru"
+
+
+class FMoE(Policy):
+    """Predict each layer from one table of all domains, on the critical path; evict by LRU."""
+
+    name = "fmoe"
+    summary = "DoMoE's semantic baseline: one table of all domains, searched at every layer on the critical path"
+    takes = FMoEParameters
+    variants = ("entries=4000", "entries=10000")
+    parameters: FMoEParameters
+    needs = frozenset({"embeddings"})
+    learns = True
+    dear = True
+    ignores = frozenset({"budget", "seed"})
+
+    def plan(self, view: View) -> Plan:
+        """Search at every layer; ask for the best experts of the next one."""
+        given, software = self.parameters, self.setting.software
+        predictor = GlobalTable(self.setting.profile, given.entries, votes=given.top_k, keys=given.keys)
+        entries, model = len(predictor.table), self.setting.model
+        # The embedding layer's output never changes in a step: one search serves all layers.
+        points = np.arange(1 if given.keys == "token" else view.n_layers)
+        levels = len(points) if given.keys == "layer" else 1
+        paths = 2 * entries * view.n_layers * model.top_k if software.where == "gpu" else 0
+        seen = sum(predictor.table.seen.values())
+        return Plan(
+            eviction=given.eviction,
+            requests=self._requests(view, predictor),
+            prediction=self._prediction(view, entries, points),
+            stream_prefill=True,
+            gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
+            note=f"one table of all domains: {entries:,} of {seen:,} tokens",
+        )
+
+    def _requests(self, view: View, predictor: GlobalTable) -> Requests:
+        """The best experts of each layer, asked for as soon as the one before it has its route."""
+        step, columns = view.step[view.decoding], []
+        for layer in range(view.n_layers):
+            best = top(predictor.scores(view, layer, [layer])[:, 0], self.parameters.fetch or self.setting.model.top_k)
+            row, rank = np.nonzero(best >= 0)
+            call = step[row] * view.n_layers + layer
+            expert = layer * view.n_experts + best[row, rank]
+            columns.append(np.stack([view.moment(step[row], layer), call, expert, call * view.n_experts + rank]))
+        return merged(*np.concatenate(columns, axis=1))
+
+    def _prediction(self, view: View, entries: int, points: np.ndarray) -> Prediction:
+        """What the searches of every decode step take."""
+        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
+        software, machine, hidden = self.setting.software, self.setting.hardware, self.setting.model.hidden
+        cost = [software.search_ns(machine, entries, hidden, n) for n in range(rows.max(initial=0) + 1)]
+        ns = np.repeat(np.array(cost, np.int64)[rows], len(points))
+        return Prediction(view.moment(steps[:, None], points).ravel(), ns)
