@@ -7,8 +7,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from sim.replay import code_version
+from realrun.faults import RunError, SlotFault
+from sim.replay import DEFAULT_CACHE, code_version
+from sim.software import DEFAULT_SOFTWARE
 from traces.cli import run
+from traces.whole import Whole
 
 app = App(
     name="python -m realrun",
@@ -68,9 +71,80 @@ def lookup(
     lookup_command(json, device)
 
 
+@app.command
+def replay(
+    trace: Annotated[Path, Parameter(help="a trace, .npz")],
+    /,
+    *,
+    policy: Annotated[
+        list[str],
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="names of `python -m sim policies`, or module:Class; with parameters: name,key=value,...",
+        ),
+    ] = ["lru"],  # noqa: B006 (never changed)
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value"),
+    ] = None,
+    model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None,
+    cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
+    steps: Annotated[Whole | None, Parameter(help="decode steps to run; default: all")] = None,
+    check: Annotated[
+        bool, Parameter(negative=(), help="compare every expert with its stamp before and after its kernels")
+    ] = False,
+    device: Device = "cuda",
+    scale: Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")] = 1,
+    shared: Annotated[
+        Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free"),
+    ] = None,
+    hardware: Annotated[str, Parameter(help="the profile that bounds and policies go by")] = "h200",
+    software: Annotated[
+        str, Parameter(help="where predictions run: fast, paper or a profile, .toml")
+    ] = DEFAULT_SOFTWARE,
+    profile: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
+    ] = None,
+    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
+    batch: Annotated[Whole, Parameter(help="sequences that decode together")] = 1,
+    seed: Annotated[Whole, Parameter(help="of random weights, and of policies that draw")] = 0,
+    json: Annotated[
+        str | None,
+        Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report here, - is standard output"),
+    ] = None,
+) -> None:
+    """Replay a trace on the GPU with experts of the model's true size: real transfers, real kernels, forced routes.
+
+    Weights are random; the router is run and waited for, and then the trace's route takes its place. Several policies
+    run one after another on one store of pinned experts.
+
+    For example:
+
+    ```
+    python -m realrun replay traces/mixtral_law.npz --policy lru --model mixtral-8x7b --steps 200
+    python -m realrun replay traces/mixtral_law.npz --policy lru clairvoyant --cache 16GiB --shared 32
+    python -m realrun replay traces/mixtral_law.npz --policy lru --device cpu --scale 64 --steps 5 --check
+    ```
+    """
+    from realrun.commands import Asked, replay_command
+
+    replay_command(
+        Asked(
+            trace, policy, set_ or [], model, hardware, software, cache, profile, split, batch, seed, steps, scale,
+            check, shared, host_memory, device, json,
+        )
+    )  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
-    return run(app, arguments)
+    return run(app, arguments, failures=(RunError, SlotFault))
 
 
 if __name__ == "__main__":

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from realrun.device import Device
 from realrun.device_cache import DeviceCache
+from realrun.faults import SlotFault
 from realrun.host_store import MARK
 from realrun.measure.machine import the_torch
 
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _KINDS = ("was not the expert in its slot", "was not whole when its kernels began", "changed while its kernels ran")
-
-
-class SlotFault(RuntimeError):
-    """A kernel read a slot that did not hold, from its beginning to its end, the expert that it was to compute."""
 
 
 class Checker:
@@ -59,7 +59,7 @@ class Checker:
         torch = the_torch()
         stamp, found = self._cache.stamps[slot], self._found
         total = self._cache.bytes[slot].view(torch.int32).sum(dtype=torch.int64)
-        other: torch.Tensor = (stamp[0] != MARK) | (stamp[1] != expert)
+        other: Tensor = (stamp[0] != MARK) | (stamp[1] != expert)
         partial = (stamp[2] != total) & ~other
         wrong = other | partial
         found[0] += other

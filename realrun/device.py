@@ -49,10 +49,18 @@ class Device(Protocol):
     """A device with a stream that computes and one that copies."""
 
     torch_device: "torch.device"
-    compute: Stream
-    copies: Stream
-    aside: Stream
-    """For predictions beside the step."""
+
+    @property
+    def compute(self) -> Stream:
+        """The stream that computes."""
+
+    @property
+    def copies(self) -> Stream:
+        """The stream that copies experts."""
+
+    @property
+    def aside(self) -> Stream:
+        """The stream of predictions that run beside the step."""
 
     @property
     def name(self) -> str:
@@ -91,7 +99,7 @@ class Device(Protocol):
 
 @contextmanager
 def open_device(name: str) -> Iterator[Device]:
-    """``cuda``, ``cuda:1`` or ``cpu``. Raises InputError, one line, where torch is missing or there is no such device."""
+    """``cuda``, ``cuda:1`` or ``cpu``. Raises InputError where torch is missing or there is no such device."""
     device = the_device(name)
     if device.type == "cuda":
         yield CudaDevice(device)
@@ -118,12 +126,12 @@ class _CudaStream:
     def record(self, again: Any = None) -> Event:
         event = self._event() if again is None else again
         event.record(self.stream)
-        return event  # type: ignore[no-any-return]
+        return event
 
     def mark(self) -> Event:
         event = self._event(enable_timing=True)
         event.record(self.stream)
-        return event  # type: ignore[no-any-return]
+        return event
 
     def wait(self, event: Any) -> None:
         self.stream.wait_event(event)
@@ -180,7 +188,7 @@ class CudaDevice:
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, stream=self.compute.stream, capture_error_mode="thread_local"):
             work()
-        return captured.replay  # type: ignore[no-any-return]
+        return captured.replay
 
     def small(self, *shape: int) -> "torch.Tensor":
         """Pinned."""

@@ -24,8 +24,9 @@ from realrun.check import Checker
 from realrun.device import Device, Event
 from realrun.device_cache import DeviceCache
 from realrun.experts import Experts
-from realrun.hosted import HostedExperts
+from realrun.faults import RunError
 from realrun.host_store import HostStore
+from realrun.hosted import HostedExperts
 from realrun.layers import Layers, Step, pairs_of
 from realrun.link import CopyLink
 from realrun.measure.machine import the_torch
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
     import torch
 
 STUCK_SECONDS = 120.0
-
-
-class RunError(RuntimeError):
-    """The run cannot go on: the device does not do what it was given."""
 
 
 class _Stop(Exception):
@@ -264,7 +261,11 @@ class RealRun:
         rows = schedule.rows[schedule.offsets[number] : schedule.offsets[number + 1]]
         routes = self._routes[rows]
         count, top_k = len(rows), routes.shape[2]
-        step = Step(self.stage.model, count, top_k, self.device, prompt=True) if prompt else layers.decode_step(count, top_k)
+        step = (
+            Step(self.stage.model, count, top_k, self.device, prompt=True)
+            if prompt
+            else layers.decode_step(count, top_k)
+        )
         take, give = pairs_of(routes, none=count * top_k)
         step.choose(give if count > 1 or (routes < 0).any() else None, self.device)
         return step, self._take(take, prompt)

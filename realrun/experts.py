@@ -55,7 +55,9 @@ class Experts:
         ``states`` are (rows, H), ``outputs`` (P + 1, H). ``take`` is a list where rows are few.
         """
         if self._batched and isinstance(take, list):
-            single = [(slot, first, take[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1]
+            single = [
+                (slot, first, take[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
+            ]
             for begin in range(0, len(single), AT_ONCE):
                 self._launch_batched(states, outputs, single[begin : begin + AT_ONCE])
             if len(single) == len(slots):
@@ -65,9 +67,7 @@ class Experts:
         for slot, (first, end) in zip(slots, pairs, strict=True):
             self._one(states, outputs, slot, first, end, take)
 
-    def _one(
-        self, states: "torch.Tensor", outputs: "torch.Tensor", slot: int, first: int, end: int, take: Any
-    ) -> None:
+    def _one(self, states: "torch.Tensor", outputs: "torch.Tensor", slot: int, first: int, end: int, take: Any) -> None:
         if states.shape[0] == 1:
             rows = states
         elif isinstance(take, list):
@@ -112,8 +112,8 @@ def expert_size(model: ModelSpec) -> int:
     size = 2 * model.expert_parameters
     if set(model.expert_bytes) != {size}:
         raise InputError(
-            f"model {model.name}: experts of {', '.join(f'{b:,}' for b in sorted(set(model.expert_bytes)))} bytes; real "
-            f"runs compute in bf16, in which one has {size:,}"
+            f"model {model.name}: experts of {', '.join(f'{b:,}' for b in sorted(set(model.expert_bytes)))} bytes; "
+            f"real runs compute in bf16, in which one has {size:,}"
         )
     return size
 

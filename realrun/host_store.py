@@ -20,7 +20,7 @@ from realrun.measure.machine import the_torch
 from traces.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 ARENA_BYTES = 8 * 2**30
 ALIGNMENT = 256
@@ -28,7 +28,7 @@ MARK = 0x4D6F45
 STAMP = 4
 """Numbers of a stamp: mark, expert, sum, version."""
 
-Fill = Callable[[int, "torch.Tensor"], None]
+Fill = Callable[[int, "Tensor"], None]
 """Writes the bytes of one stored expert into a buffer of host memory."""
 
 
@@ -56,12 +56,11 @@ class HostStore:
             raise InputError(f"an expert of {size} bytes; expected a multiple of 4 above 0")
         if shared is not None and shared < 1:
             raise InputError(f"--shared {shared}; expected at least 1 expert in host memory")
-        torch = the_torch()
         self.device, self.experts, self.size = device, experts, size
         self.stored = min(experts, shared or experts)
         self._stride = -(-size // ALIGNMENT) * ALIGNMENT
         self._arenas: list[tuple[mmap.mmap, int]] = []
-        self._views: list[torch.Tensor] = []
+        self._views: list[Tensor] = []
         have = _available() if limit is None else limit
         more = "give --shared N to keep fewer, each standing for several, or --host-memory if the system can give more"
         refuse_too_little(f"host memory for {self.stored} experts", self.need, have, more)
@@ -80,7 +79,7 @@ class HostStore:
         """Bytes of host memory that the store takes: arenas are not rounded up to powers of two."""
         return host_bytes(self.stored, self.size) + self.experts * STAMP * 8
 
-    def expert(self, number: int) -> "torch.Tensor":
+    def expert(self, number: int) -> "Tensor":
         """The bytes of one expert (size,) uint8, where they lie."""
         return self._views[number % self.stored]
 
@@ -122,7 +121,7 @@ def host_bytes(stored: int, size: int) -> int:
     return stored * (-(-size // ALIGNMENT) * ALIGNMENT)
 
 
-def checksum(data: "torch.Tensor") -> int:
+def checksum(data: "Tensor") -> int:
     """The sum of bytes (n,) uint8, taken as 32-bit integers, modulo 2^64: no order of summing changes it."""
     torch = the_torch()
     return int(data.view(torch.int32).sum(dtype=torch.int64))
@@ -166,7 +165,7 @@ def _random(device: Device, size: int, scale: float, seed: int) -> Fill:
     generator = torch.Generator(where).manual_seed(seed)
     drawn = torch.empty(size // 2, dtype=torch.bfloat16, device=where)
 
-    def fill(number: int, target: "torch.Tensor") -> None:
+    def fill(number: int, target: "Tensor") -> None:
         drawn.normal_(0.0, scale, generator=generator)
         target.copy_(drawn.view(torch.uint8))
 
@@ -185,16 +184,16 @@ def _available() -> int | None:
     return None
 
 
-def of_arrays(arrays: Sequence[Sequence["torch.Tensor"]]) -> tuple[int, Fill]:
+def of_arrays(arrays: Sequence[Sequence["Tensor"]]) -> tuple[int, Fill]:
     """Bytes of one expert and what writes expert ``n``: its tensors ``arrays[n]`` one after another."""
     torch = the_torch()
 
-    def flat(tensor: "torch.Tensor") -> Any:
+    def flat(tensor: "Tensor") -> Any:
         return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
     size = sum(tensor.numel() * tensor.element_size() for tensor in arrays[0])
 
-    def fill(number: int, target: "torch.Tensor") -> None:
+    def fill(number: int, target: "Tensor") -> None:
         target.copy_(torch.cat([flat(tensor) for tensor in arrays[number]]))
 
     return size, fill

@@ -83,7 +83,9 @@ class Layers:
         self._cached = max(self.context, prompt, 1)
         cached = self._cached * model.kv_bytes_per_token
         need = model.resident_bytes - model.parked_bytes + cached
-        refuse_too_little(f"GPU memory for {model.name} without its experts", need, device.free_bytes(), "use --scale N")
+        refuse_too_little(
+            f"GPU memory for {model.name} without its experts", need, device.free_bytes(), "use --scale N"
+        )
         self._generator = torch.Generator(device.torch_device).manual_seed(seed)
         routed = set(model.moe_layers)
         self._blocks = [self._block(layer, layer not in routed) for layer in range(model.layers)]

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from realrun.check import SlotFault
 from realrun.device import Device, open_device
-from realrun.engine import Outcome, RealRun, RunError, Stage
+from realrun.engine import Outcome, RealRun, Stage
 from realrun.experts import expert_size
 from realrun.host_store import HostStore, host_bytes
 from realrun.layers import Layers
@@ -32,8 +31,6 @@ from traces.errors import InputError
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Rig", "RunError", "SlotFault", "first_steps", "open_rig", "run", "scaled", "with_model"]
 
 
 @dataclass
@@ -120,10 +117,8 @@ def run(
         raise InputError("the run was interrupted before its first step was over; there is nothing to report")
     done = scene if outcome.complete else cut(scene, outcome.steps)
     measured = _rescheduled(done, outcome.measured(done.work))
-    report = describe(
-        measured, plan, policy, parameters or {}, given or {}, Execution(outcome.log, "simpy", _notes(rig, scene, outcome)),
-        terms,
-    )  # fmt: skip
+    execution = Execution(outcome.log, "simpy", _notes(rig, scene, outcome))
+    report = describe(measured, plan, policy, parameters or {}, given or {}, execution, terms)
     settings = {**report.settings, "engine": "streams", "complete": outcome.complete, "checked": outcome.checked}
     return replace(
         report, clock="measured", settings=settings, provenance={**report.provenance, **_machine(rig)},

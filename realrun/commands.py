@@ -1,0 +1,98 @@
+"""The commands ``replay`` and ``generate``: from what a person typed to a report on the terminal and in a file."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from realrun.replay import first_steps, interruptible, open_rig, run, scaled, with_model
+from sim.capacity import parse_capacity
+from sim.metrics import Report
+from sim.output import show, values_of, written
+from sim.policies import policy_class
+from sim.replay import bundled_traces, plan_for, scene
+from sim.tables import Comparison, report_view
+from traces.errors import InputError
+from traces.files import keep_apart
+from traces.progress import Watch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a replay is asked for; see the options of ``python -m realrun replay``."""
+
+    trace: Path
+    policies: Sequence[str]
+    set_: Sequence[str]
+    model: str | None
+    hardware: str
+    software: str
+    cache: str
+    profile: Sequence[Path] | None
+    split: str
+    batch: int
+    seed: int
+    steps: int | None
+    scale: int
+    check: bool
+    shared: int | None
+    host_memory: str | None
+    device: str
+    json: str | None
+
+
+def replay_command(asked: Asked) -> None:
+    """Replay a trace under each policy on one rig, print the report (of several: a table), write JSON.
+
+    Raises InputError; KeyboardInterrupt, after what was measured so far is out, where a person stopped it.
+    """
+    read = [asked.trace, *(asked.profile or bundled_traces()), asked.model, asked.hardware, asked.software]
+    keep_apart(read, {"--json": asked.json})
+    wanted = [name.split(",") for name in asked.policies]
+    learns = any(policy_class(name).learns for name, *_ in wanted)
+    here = scene(
+        asked.trace, model=asked.model, hardware=asked.hardware, software=asked.software, cache_size=asked.cache,
+        profile=asked.profile, split=asked.split, batch=asked.batch, seed=asked.seed, learns=learns,
+    )  # fmt: skip
+    if asked.scale != 1:
+        here = with_model(here, scaled(here.model, asked.scale), asked.cache)
+    if asked.steps is not None:
+        here = first_steps(here, asked.steps)
+    given = [values_of([*settings, *asked.set_], "--set") for _, *settings in wanted]
+    plans = [plan_for(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
+    reports: list[Report] = []
+    with written(asked.json) as write, interruptible() as stop:
+        limit = host_bytes_of(asked.host_memory)
+        with open_rig(
+            here.model, asked.device, shared=asked.shared, limit=limit, seed=asked.seed, say=_say
+        ) as rig, Watch("replay") as watch:  # fmt: skip
+            for (name, *_), values, (plan, parameters) in zip(wanted, given, plans, strict=True):
+                kind, total = policy_class(name), here.work.schedule.n_steps
+                progress = lambda steps, total=total, name=kind.name: watch.at(steps / total, name)  # noqa: E731
+                reports.append(
+                    run(
+                        here, plan, rig, policy=kind.name, parameters=parameters, given=values, check=asked.check,
+                        stop=stop, progress=progress,
+                    )
+                )  # fmt: skip
+                if stop():
+                    break
+        data = [report.to_json() for report in reports]
+        write(data if len(wanted) > 1 else data[0])
+    show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), asked.json)
+    if not reports[-1].settings["complete"]:
+        raise KeyboardInterrupt
+
+
+def host_bytes_of(text: str | None) -> int | None:
+    """Bytes of host memory meant by ``120GiB``; None for no word. Raises InputError."""
+    if text is None:
+        return None
+    try:
+        return parse_capacity(text if text[-1:].isalpha() else f"{text}B", (1,), 1)
+    except InputError:
+        raise InputError(f"--host-memory {text!r}: expected bytes, such as 120GiB") from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
