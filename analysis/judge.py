@@ -31,13 +31,17 @@ class Judgement:
     named: np.ndarray
     used: np.ndarray
 
-    def recall(self, horizon: int) -> float | None:
-        """Share of the experts taken that were predicted, over all layers that can be predicted so far ahead."""
-        return self._share(horizon, self.used)
+    def recall(self, horizon: int, first_layer: int = 0) -> float | None:
+        """Share of the experts taken that were predicted, over the layers from ``first_layer`` on.
 
-    def precision(self, horizon: int) -> float | None:
-        """Share of the experts predicted that were taken; None where nothing was predicted."""
-        return self._share(horizon, self.named)
+        Layers that cannot be predicted so far ahead do not count: horizons are on equal terms from layer
+        ``max(horizons) - 1`` on.
+        """
+        return self._share(horizon, self.used, first_layer)
+
+    def precision(self, horizon: int, first_layer: int = 0) -> float | None:
+        """Share of the experts predicted that were taken, likewise; None where nothing was predicted."""
+        return self._share(horizon, self.named, first_layer)
 
     def recall_by_layer(self, horizon: int) -> list[float | None]:
         """Recall of each routed layer (L,); None where no prediction can be for it."""
@@ -47,10 +51,10 @@ class Judgement:
             for right, used in zip(self.right[row], self.used[row], strict=True)
         ]
 
-    def _share(self, horizon: int, of: np.ndarray) -> float | None:
+    def _share(self, horizon: int, of: np.ndarray, first_layer: int) -> float | None:
         row = self.horizons.index(horizon)
-        total = of[row].sum()
-        return round(float(self.right[row].sum() / total), 4) if total else None
+        total = of[row, first_layer:].sum()
+        return round(float(self.right[row, first_layer:].sum() / total), 4) if total else None
 
 
 def plain_view(trace: Trace) -> View:
