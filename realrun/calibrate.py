@@ -4,13 +4,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from realrun.measure.copies import SIZES, copy_times, together
 from realrun.measure.experts import ROWS, Used, ffn_times, ffns, plain_times, routed_times
 from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
 from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
+from realrun.measure.loop import Loop, loop_overhead
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
 from realrun.measure.products import Launches, arithmetic, launches
@@ -86,6 +89,12 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
         profile["ffn"] = [blocks.ffn(used) for used in ffns(models)]
         profile["layer"] = [blocks.layer(model) for model in layers_of(models)]
     profile["software"] = _software(starts, blocks, source)
+    if machine.cuda and (loops := _loops(machine, models, profile)):
+        profile["software"]["route_wait_us"] = figure(
+            median(loop.overhead_us for loop in loops.values()),
+            f"what the loop of a real run adds to a layer's kernels, {', '.join(loops)}, all resident; {source}",
+        )
+        details["loop_us"] = {name: round(loop.overhead_us, 2) for name, loop in loops.items()}
     profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source))
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
@@ -201,6 +210,13 @@ def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:
         "route_wait_us": figure(starts.wait.ns / 1e3, f"host waits for one kernel, then launches the next; {source}"),
         "waits_for_route": True,
     }
+
+
+def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table) -> dict[str, Loop]:
+    """The engine's own time, on the first two models that it can run; the profile so far serves where it needs one."""
+    able = [model for model in models if set(model.expert_bytes) == {2 * model.expert_parameters}]
+    hardware = Hardware.from_dict(profile)
+    return {m.name: _step(f"loop of {m.name}", partial(loop_overhead, machine, m, hardware)) for m in able[:2]}
 
 
 def _lookups(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 
 from realrun.lookup import eager
 from realrun.measure.machine import Machine

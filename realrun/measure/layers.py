@@ -6,6 +6,7 @@ from functools import partial
 
 from realrun.device import open_device
 from realrun.layers import Layers, Step
+from realrun.measure.loop import shrunk
 from realrun.measure.machine import Machine, Timing
 from sim.model import ModelSpec
 
@@ -36,7 +37,7 @@ def layer_times(
 ) -> LayerTimes:
     """Times of one routed layer, answer fetched but not waited for, weights and keys not in any cache of the device."""
     count = min(8, 1 + machine.copies(model.attention.parameters * 2))
-    few = _shrunk(model, count + 1)
+    few = replace(shrunk(model, count + 1), shared_ffn=0)
     decode, prefill = {}, {}
     with open_device(str(machine.device)) as device, device.running():
         for context in contexts:
@@ -44,7 +45,7 @@ def layer_times(
             decode[context] = _time(machine, layers, layers.decode_step(1, model.top_k), False)
         layers = Layers(device, few, 1, max(prompts := tuple(prompts)))
         for rows in prompts:
-            prefill[rows] = _time(machine, layers, Step(few, rows, model.top_k, device), True)
+            prefill[rows] = _time(machine, layers, Step(few, rows, model.top_k, device, prompt=True), True)
         device.synchronize()
     return LayerTimes(decode, prefill)
 
@@ -58,17 +59,3 @@ def _time(machine: Machine, layers: Layers, step: Step, prompt: bool) -> Timing:
             layers.device.synchronize()
 
     return machine.time(*(partial(launch, layer) for layer in range(1, layers.model.routed_layers)))
-
-
-def _shrunk(model: ModelSpec, layers: int) -> ModelSpec:
-    """So many routed layers of ``model`` alone, and a vocabulary of no weight."""
-    return replace(
-        model,
-        layers=layers,
-        moe_layers=tuple(range(layers)),
-        expert_bytes=model.expert_bytes[:1] * layers,
-        windows=(0,) * layers,
-        vocab=1024,
-        shared_ffn=0,
-        dense_ffn=0,
-    )
