@@ -17,8 +17,8 @@ from sim.bench import CacheRow
 from sim.compiled.jit import entry
 from sim.compiled.machine import build
 from sim.compiled.serve import serve
-from sim.engine import settle
 from sim.plan import Plan
+from sim.terms import settle
 from sim.workload import Workload
 
 HASHPOWER = 14

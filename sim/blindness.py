@@ -74,8 +74,10 @@ def _until(plan: Plan, moment: int) -> tuple[object, ...]:
     decided: list[object] = [
         getattr(plan, field.name)
         for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "prediction")
+        if field.name not in ("requests", "values", "prediction", "host")
     ]
+    if plan.host is not None:
+        decided += [getattr(plan.host, field.name) for field in dataclasses.fields(plan.host)]
     decided += [plan.prediction.critical, plan.prediction.prompt_ns]
     early = plan.prediction.moment <= moment
     decided += [plan.prediction.moment[early], plan.prediction.ns[early]]

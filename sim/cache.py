@@ -24,6 +24,7 @@ class ExpertCache:
         pool: the pool of each routed layer (L,).
         eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
         first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
+        own: experts that have a slot each beside the pools: together they are one more pool, which holds them all.
 
     Raises InputError if a pool cannot hold one expert of a layer that it serves, or no rule is called ``eviction``.
     """
@@ -36,6 +37,7 @@ class ExpertCache:
         pool: Sequence[int],
         eviction: str | Callable[[np.ndarray], Eviction] = "lru",
         first_call: np.ndarray | None = None,
+        own: Sequence[int] = (),
     ) -> None:
         total = len(sizes) * n_experts
         for layer, size in enumerate(sizes):
@@ -47,22 +49,23 @@ class ExpertCache:
         if first_call is None:
             first_call = np.full(total, NEVER, np.int64)
         rule = eviction_rule(eviction)
-        self.capacity = list(capacity)
-        self.free = list(capacity)
-        self.rules: list[Eviction] = [rule(first_call) for _ in capacity]
+        self.size = [size for size in sizes for _ in range(n_experts)]
+        self.pool = [p for p in pool for _ in range(n_experts)]
+        self.fit = [capacity[p] // size for p, size in zip(pool, sizes, strict=True) for _ in range(n_experts)]
+        """How many experts of each one's layer their pool can hold at once."""
+        self.capacity = [*capacity, sum(self.size[expert] for expert in own)] if own else list(capacity)
+        for expert in own:
+            self.pool[expert] = len(capacity)
+        self.own = frozenset(own)
+        self.free = list(self.capacity)
+        self.rules: list[Eviction] = [rule(first_call) for _ in self.capacity]
         self.state = bytearray(total)
         self.pinned = bytearray(total)
         self.used = bytearray(total)
         """1 once a resident expert has been needed since it was loaded."""
         self.wanted_until = [-1] * total
         """The last call that a prefetch asked each expert for."""
-        self.size = [size for size in sizes for _ in range(n_experts)]
-        self.pool = [p for p in pool for _ in range(n_experts)]
         self.evictions = 0
-
-    def slots(self, expert: int) -> int:
-        """How many experts of this one's layer its pool can hold at once."""
-        return self.capacity[self.pool[expert]] // self.size[expert]
 
     def needed(self, expert: int, next_call: int = NEVER) -> None:
         """A call needs ``expert``: tell its pool's rule."""
@@ -137,14 +140,24 @@ def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) ->
     """Split the experts of one call into waves that fit its layer's slots.
 
     Residents come first, then what is loading, then what is queued in the order given, then the absent: so whatever is
-    under way finds a slot in the wave that uses it, and is not evicted by an earlier one.
+    under way finds a slot in the wave that uses it, and is not evicted by an earlier one. Those with slots of their own
+    take no other's.
     """
-    slots = cache.slots(experts[0])
-    if len(experts) <= slots:
+    slots, own = cache.fit[experts[0]], cache.own
+    if len(experts) - len(own.intersection(experts) if own else ()) <= slots:
         return [experts]
     state, turn = cache.state, {expert: place for place, expert in enumerate(queued)}
     order = sorted(experts, key=lambda e: (-state[e], turn.get(e, len(turn))))
-    return [order[i : i + slots] for i in range(0, len(order), slots)]
+    parts: list[list[int]] = [[]]
+    room = slots
+    for expert in order:
+        if expert not in own:
+            if not room:
+                parts.append([])
+                room = slots
+            room -= 1
+        parts[-1].append(expert)
+    return parts
 
 
 def serve(cache: ExpertCache, offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 Two processes run side by side: the GPU, which computes one layer call after another, and the link (``sim.link``), which
 copies experts. A call goes like this. Attention and router run; the route is now known and all experts of the call are
-looked up at once; those that are neither resident nor under way are demanded; the policy's requests of this moment
-are made; resident experts run, then those under way, then those demanded, each as soon as it is there. Experts of the
-call are pinned from its look-up to the end of its last kernel. A call that needs more experts than its slots hold runs
-in waves, residents first.
+looked up at once; those that are neither resident nor under way are demanded, or run on the host where the plan has it
+so and it is cheaper; the policy's requests of this moment are made; resident experts run, then those under way, then
+those demanded, each as soon as it is there. Experts of the call are pinned from its look-up to the end of its last
+kernel. A call that needs more experts than its slots hold runs in waves, residents first.
 
 A run is a pure function of workload, plan and capacity.
 """
@@ -19,11 +19,12 @@ from simpy import Event
 from sim.cache import LOADING, RESIDENT, ExpertCache, waves
 from sim.clock import ASIDE, Clock
 from sim.eviction import NEVER, foresees
+from sim.host import host_costs
 from sim.link import Link, Observer, Transfer
-from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
-from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError, Requests
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
+from sim.plan import Discipline, Plan, Requests
+from sim.terms import settle
 from sim.workload import Workload
-from traces.errors import InputError
 
 
 class SimulationError(RuntimeError):
@@ -31,68 +32,6 @@ class SimulationError(RuntimeError):
 
     def __str__(self) -> str:
         return f"the run cannot go on: {super().__str__()}"
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer."""
-
-    capacity: tuple[int, ...]
-    pool: tuple[int, ...]
-
-
-def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
-    """Share ``budget`` bytes: one pool, or a pool a layer, as even as whole experts allow (within one of each other).
-
-    Raises InputError if a pool could not hold one expert.
-    """
-    n_layers, largest = len(expert_bytes), max(expert_bytes)
-    if budget < largest:
-        raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
-    if not per_layer:
-        return Slots((budget,), (0,) * n_layers)
-    if len(set(expert_bytes)) == 1:
-        slots, more = divmod(budget // largest, n_layers)
-        capacity = tuple((slots + (layer < more)) * largest for layer in range(n_layers))
-    else:
-        capacity = (budget // n_layers,) * n_layers
-    if min(capacity) < largest:
-        raise InputError(
-            f"cache: {budget} bytes split over {n_layers} routed layers leave a layer without room for one expert of "
-            f"{largest} bytes; give at least {n_layers * largest}"
-        )
-    return Slots(capacity, tuple(range(n_layers)))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a run is held to, whichever engine executes it."""
-
-    slots: Slots
-    discipline: Discipline
-    chunks: int
-
-
-def settle(
-    work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
-) -> Terms:
-    """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
-
-    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
-    """
-    plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
-    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
-    if not 1 <= chunks <= MOST_CHUNKS:
-        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
-    streamed = work.n_calls * work.n_experts if plan.stream_prefill else 0
-    asked = len(plan.requests.call) if plan.requests is not None else 0
-    thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
-    work.check_size(streamed + asked, thought)
-    every = sum(work.expert_bytes) * work.n_experts
-    if plan.gpu_bytes > budget and not plan.everything_resident:
-        raise PlanError(f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are")
-    left = every if plan.everything_resident else budget - plan.gpu_bytes
-    return Terms(split_slots(left, work.expert_bytes, plan.per_layer), discipline or plan.discipline, chunks)
 
 
 @dataclass
@@ -127,8 +66,10 @@ class Run:
         self._future = foresees(plan.eviction)
         first_call = work.first_call() if self._future else None
         self.cache = ExpertCache(
-            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call
+            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.own
         )
+        self._host = host_costs(work, plan.host) if plan.host is not None else None
+        self._to_host = self._host.chosen.tolist() if self._host is not None else [False] * len(work.expert)
         copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
         self.link = Link(
             self.env,
@@ -150,6 +91,7 @@ class Run:
         self.found = bytearray(len(work.expert))  # REUSE_HIT is 0
         self.stall_demand = [0] * work.n_calls
         self.stall_late = [0] * work.n_calls
+        self.stall_host = [0] * work.n_calls
         self.predict = [0] * n_steps
         self._at_moments = by_moment(plan, work.n_experts)
         self._may_owe = self.observer is None and plan.prediction.critical
@@ -175,6 +117,7 @@ class Run:
             np.array(self.stall_late, np.int64),
             np.array(self.predict, np.int64),
             self.counters,
+            np.array(self.stall_host if self._host is not None else [], np.int64),
         )
 
     # -- the GPU -------------------------------------------------------------------------------------------------
@@ -236,63 +179,86 @@ class Run:
     def _call(self, call: int, step: int, first: int, needed: list[int], busy: int) -> Generator[Event, None, None]:
         """One routed layer once its route is known; ``busy`` ns of other work runs with its residents."""
         link = self.link
-        costs = self._expert_ns[first : first + len(needed)]
         late = self._look_up(call, needed, first)
+        rest = self._rest(call, late) if self.plan.ring else []
         link.passed = call
         moment = call + step + 1
-        streams = self.plan.stream_prefill and link.phase == PREFILL and (call + 1) % self.work.n_layers
-        if not (late or self._missed or moment in self._at_moments or streams) and self._alone() and self.plan.keep:
+        streams = self._streams(call)
+        costs = self._expert_ns[first : first + len(needed)]
+        quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
+        if quiet and self._alone() and self.plan.keep:
             self._owed += busy + sum(costs)
             return
         yield from self._catch_up()
+        of = dict(zip(needed, costs, strict=True))
+        hosted = [i for i in range(first, first + len(needed)) if self.found[i] == HOSTED] if self._host else []
+        if hosted:
+            needed = [expert for i, expert in enumerate(needed, first) if self.found[i] != HOSTED]
         groups = waves(self.cache, needed, link.demanded) if needed else [needed]
-        if len(groups) > 1:
-            of = dict(zip(needed, costs, strict=True))
-            costs = [of[expert] for expert in groups[0]]
-            link.awaited.update(expert for group in groups[1:] for expert in group)
-        ready, waiting = self._claim(groups[0], costs)
+        link.awaited.update(expert for group in groups[1:] for expert in group)
+        ready, waiting = self._claim(groups[0], of)
         if moment in self._at_moments:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
         if streams:
             self._stream_next_layer(call + 1)
         link.kick()
+        beside = bool(hosted) and self.plan.host is not None and self.plan.host.beside
+        host_ends = self._host_ends(hosted) if beside else 0
         yield from self._compute(call, groups[0], busy + ready, waiting, late)
         for group in groups[1:]:
             link.awaited.difference_update(group)
-            ready, waiting = self._claim(group, [of[expert] for expert in group])
+            ready, waiting = self._claim(group, of)
             link.kick()
             yield from self._compute(call, group, ready, waiting, late)
+        for transfer in rest:
+            if link.transfers.get(transfer.expert) is transfer:
+                yield from self._wait(call, transfer, "late", self.stall_late)
+        if hosted:
+            ends = host_ends if beside else self._host_ends(hosted)
+            yield from self._await_host(call, ends, int(self.work.expert[hosted[-1]]))
 
     def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
         """Find each needed expert resident, under way or absent; return those under way."""
         cache, link, counters, found = self.cache, self.link, self.counters, self.found
-        rules, pool, used, next_call = cache.rules, cache.pool, cache.used, self._next_call
+        rules, pool, used, next_call, to_host = cache.rules, cache.pool, cache.used, self._next_call, self._to_host
         late: set[int] = set()
         self._missed = False
         for i, expert in enumerate(needed, first):
-            rules[pool[expert]].needed(expert, next_call[i])
             state = cache.state[expert]
             if state == RESIDENT:
                 if not used[expert]:
                     found[i] = PREFETCH_HIT
                     used[expert] = 1
                     counters.useful_prefetch(expert)
-                continue
-            link.forget_if_passed(expert, call)
-            transfer = link.transfers.get(expert)
-            if transfer is None:
-                found[i] = MISS
-                self._missed = True
             else:
-                found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
-                counters.late[transfer.phase] += 1
-                late.add(expert)
-                link.demand(expert)
+                link.forget_if_passed(expert, call)
+                transfer = link.transfers.get(expert)
+                if transfer is not None:
+                    found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
+                    counters.late[transfer.phase] += 1
+                    late.add(expert)
+                    link.demand(expert)
+                else:
+                    self._missed = True
+                    found[i] = HOSTED if to_host[i] else MISS
+                    if to_host[i]:
+                        continue  # it gets no slot, so its pool's rule hears nothing of it
+            rules[pool[expert]].needed(expert, next_call[i])
         return late
 
-    def _claim(self, group: list[int], costs: list[int]) -> tuple[int, list[tuple[Transfer, int]]]:
-        """Pin a wave and demand what it lacks.
+    def _rest(self, call: int, late: set[int]) -> list[Transfer]:
+        """Insist on what was requested for ``call``, is under way and is not needed; return it."""
+        link, wanted = self.link, self.cache.wanted_until
+        layer = call % self.work.n_layers * self.work.n_experts
+        return [
+            link.insist(expert)
+            for expert in range(layer, layer + self.work.n_experts)
+            if expert not in late and wanted[expert] == call and expert in link.transfers
+        ]
+
+    def _claim(self, group: list[int], costs: dict[int, int]) -> tuple[int, list[tuple[Transfer, int]]]:
+        """Pin a wave and demand what it lacks; ``costs`` of each expert.
 
         Returns the time of what is resident, and what to wait for with the time of each, those under way first.
         """
@@ -300,13 +266,13 @@ class Run:
         under_way: list[tuple[Transfer, int]] = []
         absent: list[tuple[Transfer, int]] = []
         ready = 0
-        for expert, cost in zip(group, costs, strict=True):
+        for expert in group:
             pinned[expert] = 1
             if state[expert] == RESIDENT:
-                ready += cost
+                ready += costs[expert]
             else:
                 which = under_way if expert in link.transfers else absent
-                which.append((link.demand(expert), cost))
+                which.append((link.demand(expert), costs[expert]))
         return ready, under_way + absent
 
     def _compute(
@@ -323,13 +289,8 @@ class Run:
                     observer.compute(begin, env.now, "experts", call)
                 busy = 0
             if cache.state[expert] != RESIDENT:
-                begin = env.now
-                transfer.event = env.event()
-                yield transfer.event
-                kind = "late" if expert in late else "demand"
-                (self.stall_late if expert in late else self.stall_demand)[call] += env.now - begin
-                if observer:
-                    observer.stall(begin, env.now, expert, call, kind)
+                kind, stalls = ("late", self.stall_late) if expert in late else ("demand", self.stall_demand)
+                yield from self._wait(call, transfer, kind, stalls)
             cache.used[expert] = 1
             busy += cost
         if busy:
@@ -342,6 +303,30 @@ class Run:
             if not self.plan.keep:
                 cache.release(expert)
         link.kick()
+
+    def _wait(self, call: int, transfer: Transfer, kind: str, stalls: list[int]) -> Generator[Event, None, None]:
+        """Stand still until ``transfer`` has landed."""
+        begin = self.env.now
+        transfer.event = self.env.event()
+        yield transfer.event
+        stalls[call] += self.env.now - begin
+        if self.observer:
+            self.observer.stall(begin, self.env.now, transfer.expert, call, kind)
+
+    def _host_ends(self, hosted: list[int]) -> int:
+        """When the host is done with these look-ups if it begins now."""
+        assert self._host is not None
+        costs = self._host.shared if self.link.moving else self._host.alone
+        return self.env.now + int(costs[hosted].sum())
+
+    def _await_host(self, call: int, ends: int, expert: int) -> Generator[Event, None, None]:
+        """Stand still until the host is done."""
+        begin = self.env.now
+        if ends > begin:
+            yield self.env.timeout(ends - begin)
+            self.stall_host[call] += ends - begin
+            if self.observer:
+                self.observer.stall(begin, ends, expert, call, "host")
 
     # -- the policy ----------------------------------------------------------------------------------------------
 
@@ -371,6 +356,13 @@ class Run:
                 link.request(expert, call, priority)
         if aside:
             link.kick()
+
+    def _streams(self, call: int) -> bool:
+        """Whether the experts of the call after this one are copied while this one computes."""
+        if self.plan.ring:
+            return call + 1 < self.work.n_calls
+        prefill = self.plan.stream_prefill and self.link.phase == PREFILL
+        return prefill and (call + 1) % self.work.n_layers != 0
 
     def _stream_next_layer(self, call: int) -> None:
         n_experts = self.work.n_experts

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.compiled import SHORT, cannot_keep_code, declined, run_compiled
-from sim.engine import Run, settle
+from sim.engine import Run
 from sim.link import Observer
 from sim.log import Log
 from sim.plan import Discipline, Plan
+from sim.terms import settle
 from sim.workload import Workload
 from traces.errors import InputError
 

@@ -53,7 +53,7 @@ class Transfer:
     """One expert on its way to the GPU."""
 
     __slots__ = (
-        "begin", "body", "demand", "event", "expert", "moved", "phase",
+        "begin", "body", "demand", "event", "expert", "moved", "needed", "phase",
         "prefetch", "priority", "serial", "started", "startup",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Transfer:
         self.serial = serial
         self.prefetch = prefetch  # issued as a prefetch; stays so when a demand joins
         self.demand = not prefetch  # somebody waits for it
+        self.needed = not prefetch  # and will run it
         self.priority = priority
         self.phase = phase
         self.moved = 0  # ns of body done at the last boundary
@@ -130,12 +131,18 @@ class Link:
             transfer = self._new(expert, False, 0)
         elif transfer.demand:
             return transfer
-        transfer.demand = True
+        transfer.demand = transfer.needed = True
         if transfer is not self._running:
             # A demand that joins keeps the place in line of its prefetch where order of issue is all that counts.
             insort(self._demands, transfer, key=lambda t: t.serial if self.discipline == "fifo" else 0)
         if transfer is self._paused:
             self._paused = None
+        return transfer
+
+    def insist(self, expert: int) -> Transfer:
+        """Wait for the prefetch of ``expert``, which is queued or under way, though nobody needs it now."""
+        transfer = self.demand(expert)
+        transfer.needed = False
         return transfer
 
     def request(self, expert: int, call: int, priority: int) -> None:
@@ -170,6 +177,11 @@ class Link:
     def demanded(self) -> list[int]:
         """Experts that are waited for and not being copied now, in the order in which they will be."""
         return [transfer.expert for transfer in self._demands]
+
+    @property
+    def moving(self) -> bool:
+        """Something crosses the link now."""
+        return self._running is not None
 
     @property
     def idle(self) -> bool:
@@ -294,7 +306,7 @@ class Link:
         self._account(transfer, transfer.body)
         del self.transfers[transfer.expert]
         self.cache.landed(transfer.expert)
-        if transfer.prefetch and not transfer.demand:
+        if transfer.prefetch and not transfer.needed:
             self.counters.landed_unused[transfer.expert] = transfer.phase
         if transfer.event is not None:
             transfer.event.succeed()
@@ -332,7 +344,7 @@ class Link:
         transfer.moved = moved
         self.counters.moved(transfer.prefetch, transfer.phase, self._bytes(transfer) - before)
         if self.observer and self.env.now > transfer.begin:
-            kind = "demand" if not transfer.prefetch else "joined" if transfer.demand else "prefetch"
+            kind = "demand" if not transfer.prefetch else "joined" if transfer.needed else "prefetch"
             self.observer.transfer(transfer.begin, self.env.now, transfer.expert, kind, moved == transfer.body)
 
     def _bytes(self, transfer: Transfer) -> int:

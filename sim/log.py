@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS = range(5)
-"""What a look-up found."""
+REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS, HOSTED = range(6)
+"""What a look-up found. HOSTED is a miss too: of an expert that runs on the host and is not copied."""
 
 PREFILL, DECODE = 0, 1
 """Index of a phase in every counter below."""
@@ -64,6 +64,7 @@ class Log:
         stall_demand, stall_late: GPU time spent waiting, a call (S * L,) int64 ns.
         predict: time spent predicting on the critical path, a step (S,) int64 ns.
         counters: totals.
+        stall_host: GPU time spent waiting for the host, a call (S * L,) int64 ns; empty where no expert may run there.
     """
 
     finish: np.ndarray
@@ -72,3 +73,4 @@ class Log:
     stall_late: np.ndarray
     predict: np.ndarray
     counters: Counters
+    stall_host: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sim.bounds import Bounds
-from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
+from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
 from sim.workload import Workload
 
 
@@ -47,6 +47,7 @@ class Counts:
     late_queued: int
     late_in_flight: int
     misses: int
+    hosted: int
     hit_ratio: float | None
     late_ratio: float | None
     miss_ratio: float | None
@@ -89,7 +90,7 @@ class Report:
 def report(
     work: Workload,
     log: Log,
-    bound: Bounds,
+    bound: Bounds | None,
     *,
     policy: str,
     parameters: Mapping[str, Any],
@@ -99,7 +100,7 @@ def report(
     settings: dict[str, Any],
     notes: list[str],
 ) -> Report:
-    """Reduce a log to its report."""
+    """Reduce a log to its report; ``bound`` is None where experts run on the host: they need neither GPU nor link."""
     begin = np.concatenate([[0], log.finish[:-1]])
     decode = work.schedule.phase == DECODE
     decode_ns = int((log.finish - begin)[decode].sum())
@@ -115,10 +116,10 @@ def report(
         tpot_ms=Spread.of(tpot),
         gpu_bytes=gpu_bytes,
         bounds={
-            "compute_tokens_per_s": _ratio(tokens * 1e9, bound.decode_compute_ns),
-            "link_tokens_per_s": _ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes),
+            "compute_tokens_per_s": _ratio(tokens * 1e9, bound.decode_compute_ns) if bound else None,
+            "link_tokens_per_s": _ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
         },
-        efficiency=_ratio(bound.ns, run_ns),
+        efficiency=_ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,
         per_layer=_per_layer(work, log),
         prefill=_counts(work, log, begin, PREFILL),
@@ -157,17 +158,19 @@ def _latencies(work: Workload, finish: np.ndarray, begin: np.ndarray) -> tuple[n
 def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
     steps = work.schedule.phase == phase
     lookup = work.lookup_phase == phase
-    found = np.bincount(log.found[lookup], minlength=5).tolist()
+    found = np.bincount(log.found[lookup], minlength=6).tolist()
     lookups = int(lookup.sum())
     hits = found[REUSE_HIT] + found[PREFETCH_HIT]
     late = found[LATE_QUEUED] + found[LATE_IN_FLIGHT]
+    misses = found[MISS] + found[HOSTED]
     first = np.zeros(len(work.expert), bool)
     first[np.unique(work.expert, return_index=True)[1]] = True
     c = log.counters
     calls = np.repeat(steps, work.n_layers)
     stall_demand, stall_late = int(log.stall_demand[calls].sum()), int(log.stall_late[calls].sum())
     wall = int((log.finish - begin)[steps].sum())
-    compute, predict = int(work.compute_ns()[steps].sum()), int(log.predict[steps].sum())
+    stall_host = int(log.stall_host[calls].sum()) if len(log.stall_host) else 0
+    compute, predict = int(work.compute_ns(log.found != HOSTED)[steps].sum()), int(log.predict[steps].sum())
     return Counts(
         tokens=int(np.diff(work.schedule.offsets)[steps].sum()),
         activations=int(work.activations[steps].sum()),
@@ -178,11 +181,12 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
         late=late,
         late_queued=found[LATE_QUEUED],
         late_in_flight=found[LATE_IN_FLIGHT],
-        misses=found[MISS],
+        misses=misses,
+        hosted=found[HOSTED],
         hit_ratio=_ratio(hits, lookups),
         late_ratio=_ratio(late, lookups),
-        miss_ratio=_ratio(found[MISS], lookups),
-        compulsory_misses=int((first & lookup & (log.found == MISS)).sum()),
+        miss_ratio=_ratio(misses, lookups),
+        compulsory_misses=int((first & lookup & (log.found >= MISS)).sum()),
         evictions=c.evictions[phase],
         link_bytes={"demand": c.demand_bytes[phase], "prefetch": c.prefetch_bytes[phase], "wasted": c.wasted[phase]},
         prefetches={
@@ -197,8 +201,9 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
             "compute": compute / 1e6,
             "stall_demand": stall_demand / 1e6,
             "stall_late": stall_late / 1e6,
+            "stall_host": stall_host / 1e6,
             "predict": predict / 1e6,
-            "other": (wall - compute - stall_demand - stall_late - predict) / 1e6,
+            "other": (wall - compute - stall_demand - stall_late - stall_host - predict) / 1e6,
         },
     )
 
@@ -207,17 +212,18 @@ def _per_layer(work: Workload, log: Log) -> list[dict[str, Any]]:
     """Decode's look-ups and stalls of each routed layer."""
     lookup = work.lookup_phase == DECODE
     layer = (work.expert // work.n_experts)[lookup]
-    table = np.zeros((work.n_layers, 5), np.int64)
+    table = np.zeros((work.n_layers, 6), np.int64)
     np.add.at(table, (layer, log.found[lookup]), 1)
     calls = np.repeat(work.schedule.phase == DECODE, work.n_layers)
-    stall = np.where(calls, log.stall_demand + log.stall_late, 0).reshape(-1, work.n_layers).sum(0)
+    stalls = log.stall_demand + log.stall_late + (log.stall_host if len(log.stall_host) else 0)
+    stall = np.where(calls, stalls, 0).reshape(-1, work.n_layers).sum(0)
     return [
         {
             "layer": index,
             "lookups": int(row.sum()),
             "hits": int(row[REUSE_HIT] + row[PREFETCH_HIT]),
             "late": int(row[LATE_QUEUED] + row[LATE_IN_FLIGHT]),
-            "misses": int(row[MISS]),
+            "misses": int(row[MISS] + row[HOSTED]),
             "hit_ratio": _ratio(row[REUSE_HIT] + row[PREFETCH_HIT], row.sum()),
             "stall_ms": int(stall[index]) / 1e6,
         }

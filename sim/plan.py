@@ -201,6 +201,38 @@ class Prediction:
         return sum(self.ns.tolist()) + int(self.prompt_ns) * prefills
 
 
+@dataclass(frozen=True)
+class Host:
+    """Absent experts may run on the host, where their weights lie, instead of crossing the link.
+
+    An expert over n rows takes ``fixed_ns + max(read_ns, n * row_ns)`` there, each (L,) int64, one a routed layer;
+    ``shared_ns`` stands for ``read_ns`` where the link moves something when the host begins: both read host memory,
+    and the link, whose reads do not wait for a processor, keeps its speed. An expert that its look-up finds absent runs
+    on the host if that takes less (by ``read_ns``) than to copy it and run it on the GPU; otherwise it is demanded.
+    The host takes a call's experts one after another, ``beside`` what GPU and link do for the call, or after that.
+
+    Experts in ``own`` (N,) int64, flat and rising, have slots of their own in the budget, which nobody else is given.
+    They come there as all experts do, by request or demand.
+    """
+
+    fixed_ns: np.ndarray
+    read_ns: np.ndarray
+    shared_ns: np.ndarray
+    row_ns: np.ndarray
+    own: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    beside: bool = True
+
+    def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
+        """Raise PlanError for wrong arrays, times below 0 or above 2^40, or experts that do not exist."""
+        for name in ("fixed_ns", "read_ns", "shared_ns", "row_ns"):
+            _integers(f"host.{name}", getattr(self, name), length=n_layers)
+            _within(f"host.{name}", getattr(self, name), 0, 2**40 + 1)
+        _integers("host.own", self.own)
+        _within("host.own", self.own, 0, n_layers * n_experts)
+        _rising("host.own", self.own)
+        _switch("host.beside", self.beside)
+
+
 Discipline = Literal["fifo", "demand-first", "preemptive"]
 
 
@@ -216,8 +248,12 @@ class Plan:
         values: values for the rules ``score`` and ``score-lfu``, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
+        ring: while any layer computes copy the whole next one (after the last, the next step's first), and let a call
+            wait until all that was asked for it is there, needed or not.
+        host: where absent experts may run on the host, what that costs; or None.
         everything_resident: all experts are on the GPU from the start, whatever the budget.
         gpu_bytes: GPU memory that tables and predictors take away from expert slots.
+        most_bytes: the most memory that slots may take, where the design has no use for more; 0 for no such limit.
         discipline: order of the link's queue; a run may override it.
         chunks: pieces that a transfer is cut into, 0 for the matrices of one expert; a run may override it.
         note: what a person should know of it (what it learned from, where it fell short), for the report.
@@ -230,17 +266,20 @@ class Plan:
     values: Values | None = None
     prediction: Prediction = field(default_factory=Prediction)
     stream_prefill: bool = False
+    ring: bool = False
+    host: Host | None = None
     everything_resident: bool = False
     gpu_bytes: int = 0
+    most_bytes: int = 0
     discipline: Discipline = "preemptive"
     chunks: int = 0
     note: str = ""
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
-        for name in ("per_layer", "keep", "stream_prefill", "everything_resident"):
+        for name in ("per_layer", "keep", "stream_prefill", "ring", "everything_resident"):
             _switch(name, getattr(self, name))
-        for name, kind in (("requests", Requests), ("values", Values)):
+        for name, kind in (("requests", Requests), ("values", Values), ("host", Host)):
             part = getattr(self, name)
             if not isinstance(part, kind | None):
                 raise _at_fault(name, type(part).__name__, f"{kind.__name__} or None")
@@ -262,7 +301,10 @@ class Plan:
             raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
         if self.discipline not in get_args(Discipline):
             raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
+        if self.host is not None and (self.everything_resident or self.ring):
+            raise _at_fault("host", "a Host", "None where everything is resident, or in a ring")
         _number("gpu_bytes", self.gpu_bytes)
+        _number("most_bytes", self.most_bytes)
         _number("chunks", self.chunks, most=MOST_CHUNKS)
         if not isinstance(self.note, str):
             raise _at_fault("note", self.note, "a text")

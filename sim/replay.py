@@ -12,7 +12,6 @@ from typing import Any
 from sim.blindness import check_blind
 from sim.bounds import Bounds, bounds
 from sim.capacity import describe_capacity, parse_capacity
-from sim.engine import Terms, settle
 from sim.engines import Engine, Execution, execute
 from sim.eviction import foresees
 from sim.hardware import DEFAULT_HARDWARE, Hardware
@@ -23,6 +22,7 @@ from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, blaming, make_policy, policy_class
 from sim.software import DEFAULT_SOFTWARE, Software
+from sim.terms import Terms, settle
 from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
@@ -224,9 +224,9 @@ def describe(
 ) -> Report:
     """The report of a run of ``scene``; ``given`` are the parameters that a person set, ``terms`` what was settled."""
     model = scene.model
-    every = model.all_expert_bytes
+    every, left = model.all_expert_bytes, scene.budget - plan.gpu_bytes
     gpu = {
-        "experts": every if plan.everything_resident else scene.budget - plan.gpu_bytes,
+        "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
         "kv": _most_kv(scene),
@@ -242,7 +242,8 @@ def describe(
         "set": {name: parameters[name] for name in given if name in parameters},
     }
     # A reference that holds every expert is not held to what a smaller memory must move.
-    bound = replace(scene.bound, link_bytes=0, decode_link_bytes=0) if plan.everything_resident else scene.bound
+    unbound = replace(scene.bound, link_bytes=0, decode_link_bytes=0)
+    bound = None if plan.host is not None else unbound if plan.everything_resident else scene.bound
     return report(
         scene.work,
         done.log,
@@ -268,6 +269,8 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
         notes.append(plan.note)
     if plan.everything_resident:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
+    if plan.host is not None:
+        notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes
     if need > have:
         left = max(0, have - need + gpu["experts"])

@@ -50,10 +50,10 @@ def report_view(report: Report) -> RenderableType:
     summary.add_column(style="dim")
     d, b = report.decode, report.bounds
     summary.add_row("throughput", f"{number(report.tokens_per_s, 3)} tokens/s", f"{d.tokens:,} tokens decoded")
-    summary.add_row("compute bound", f"{number(b['compute_tokens_per_s'], 3)} tokens/s", "everything resident")
-    summary.add_row(
-        "link bound", f"{number(b['link_tokens_per_s'], 3)} tokens/s", "fewest bytes any policy must move in this cache"
-    )
+    bounded = b["compute_tokens_per_s"] is not None
+    for name, what in (("compute", "everything resident"), ("link", "fewest bytes any policy must move in this cache")):
+        value = f"{number(b[f'{name}_tokens_per_s'], 3)} tokens/s"
+        summary.add_row(f"{name} bound", *((value, what) if bounded else ("none", "experts run on the host too")))
     summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
     summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
     summary.add_row("time per token", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
@@ -90,6 +90,7 @@ def _phase(c: Counts) -> dict[str, str]:
         "    in flight": f"{c.late_in_flight:,}",
         "  misses": share(c.misses, c.miss_ratio),
         "    compulsory": f"{c.compulsory_misses:,}",
+        "    run on the host": f"{c.hosted:,}",
         "evictions": f"{c.evictions:,}",
         "link, demand": f"{gib(c.link_bytes['demand'])} GiB",
         "link, prefetch": f"{gib(c.link_bytes['prefetch'])} GiB",

@@ -128,9 +128,10 @@ class Workload:
         """Bytes of each look-up's expert (N,)."""
         return np.array(self.expert_bytes, np.int64)[self.expert // self.n_experts]
 
-    def compute_ns(self) -> np.ndarray:
-        """GPU time of each step with every expert resident (S,) int64."""
-        experts = np.add.reduceat(np.append(self.expert_ns, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
+    def compute_ns(self, on_gpu: np.ndarray | None = None) -> np.ndarray:
+        """GPU time of each step with every expert resident (S,) int64, or without those not ``on_gpu`` (N,) bool."""
+        expert_ns = self.expert_ns if on_gpu is None else self.expert_ns * on_gpu
+        experts = np.add.reduceat(np.append(expert_ns, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
         calls = self.layer_ns + self.shared_ns + experts
         return calls.reshape(-1, self.n_layers).sum(1) + self.head_ns
 

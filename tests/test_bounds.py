@@ -157,7 +157,7 @@ def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
     log = run_of(world, plan).log()
     if plan.everything_resident:
         assert log.finish[-1] == world.bounds().compute_ns, "its own bound, reached exactly"
-    else:
+    elif plan.host is None:  # the host takes work from the GPU and from the link
         held_to_bounds(world, plan, log)
 
 
@@ -167,7 +167,7 @@ def test_no_builtin_policy_beats_the_bounds(world: World) -> None:
     for name in POLICIES:
         for values in CHOICES.get(name, [{}]):
             plan = world.plan(name, values)
-            if world.fits(plan) and not plan.everything_resident:
+            if world.fits(plan) and not plan.everything_resident and plan.host is None:
                 held_to_bounds(world, plan, run_of(world, plan).log())
 
 
@@ -177,6 +177,7 @@ def test_real_routes_keep_to_the_bounds_and_clairvoyance_leads(batch: int, cache
         pytest.skip("no bundled traces beside the package")
     here = scene(BUNDLED[0], cache_size=cache, batch=batch)
     reports = {name: replay(here, name) for name, kind in policy_classes().items() if not missing(here, kind)}
+    reports = {name: report for name, report in reports.items() if report.efficiency is not None}
     assert all(report.efficiency <= 1 + 1e-9 for report in reports.values())
     rivals = {name: report.efficiency for name, report in reports.items() if name != "all-in-gpu"}
     assert max(rivals, key=rivals.__getitem__) == "clairvoyant"

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
+from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
 from sim.plan import Plan
 from sim.workload import Workload, batched, workload
 from tests.worlds import Event, Witness, World, digest, plan_of, planned, run_of, worlds
@@ -49,7 +49,8 @@ def test_look_ups_are_distinct_experts_of_calls_and_find_what_was_there(case: tu
     ]
     assert np.diff(work.offsets).tolist() == distinct
     assert len(log.found) == sum(distinct)
-    assert set(log.found.tolist()) <= {REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS}
+    codes = {REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS} | ({HOSTED} if plan.host else set())
+    assert set(log.found.tolist()) <= codes
     if not plan.keep:
         return  # leaving a slot without being evicted is not observed
     resident = set(range(work.n_layers * work.n_experts)) if plan.everything_resident else set()
@@ -173,8 +174,9 @@ def test_time_is_compute_stalls_and_prediction(case: tuple[World, str, Plan]) ->
     world, _, plan = case
     witness, log = witnessed(world, plan)
     begin = np.concatenate([[0], log.finish[:-1]])
-    stalls = (log.stall_demand + log.stall_late).reshape(-1, world.work.n_layers).sum(1)
-    assert (log.finish - begin == world.work.compute_ns() + stalls + log.predict).all()
+    stalls = log.stall_demand + log.stall_late + (log.stall_host if plan.host else 0)
+    compute = world.work.compute_ns(log.found != HOSTED)
+    assert (log.finish - begin == compute + stalls.reshape(-1, world.work.n_layers).sum(1) + log.predict).all()
     # The same from the events: the GPU's slices and stalls fill its time without a gap or an overlap.
     now = 0
     for event in witness.events:

@@ -16,7 +16,7 @@ from sim.link import Link
 from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
 from sim.plan import Discipline, Plan, Prediction, Requests
 from sim.workload import Workload
-from tests.worlds import MS, Witness, World, arbitrary_plan, handmade, worlds
+from tests.worlds import MS, Witness, World, arbitrary_plan, handmade, undemanding, worlds
 
 
 def asked(*requests: tuple[int, int, int], priority: list[int] | None = None) -> Requests:
@@ -237,7 +237,7 @@ def test_fifo_serves_joined_prefetches_where_they_were_queued() -> None:
 @settings(max_examples=100)
 def test_fifo_begins_in_the_order_of_issue(world: World, seed: int) -> None:
     plan = arbitrary_plan(np.random.default_rng(seed), world, 30)
-    plan = dataclasses.replace(plan, per_layer=False, gpu_bytes=0, stream_prefill=False)
+    plan = dataclasses.replace(undemanding(plan), stream_prefill=False)
     everything = 10 * world.work.n_experts * sum(world.work.expert_bytes)  # room for all: nothing waits for a slot
     world = dataclasses.replace(world, discipline="fifo", budget=everything)
     witness = Witness(world, plan)

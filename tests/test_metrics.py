@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 
 from sim.bounds import bounds
 from sim.engine import Run
-from sim.log import DECODE, PREFILL
+from sim.log import DECODE, HOSTED, PREFILL
 from sim.metrics import Report, Spread, report
 from sim.plan import Plan, Prediction, Requests
 from sim.workload import Workload, batched, workload
@@ -57,7 +57,14 @@ def test_nothing_runs_on_after_the_last_step() -> None:
 def test_without_compute_speed_is_bandwidth_over_bytes() -> None:
     result = told(cycle(), Plan(keep=False), 1)
     assert result.tokens_per_s == GBPS * 1e9 / SIZE == 100
-    assert result.decode.time_ms == {"compute": 0, "stall_demand": 120, "stall_late": 0, "predict": 0, "other": 0}
+    assert result.decode.time_ms == {
+        "compute": 0,
+        "stall_demand": 120,
+        "stall_late": 0,
+        "stall_host": 0,
+        "predict": 0,
+        "other": 0,
+    }
     assert result.bounds["compute_tokens_per_s"] is None, "nothing to compute"
     assert result.efficiency == 1, "one slot: nobody could move less"
 
@@ -136,7 +143,7 @@ def test_a_report_is_the_log_in_other_words(case: tuple[World, str, Plan]) -> No
     log = run_of(world, plan).log()
     assume(log.finish[-1] > 0)  # coarse costs may all be 0
     work = world.work
-    bound = world.bounds()
+    bound = None if plan.host else world.bounds()
     result = report(work, log, bound, **(ABOUT | {"policy": name}))
     for counts, phase in ((result.prefill, PREFILL), (result.decode, DECODE)):
         assert counts.lookups == counts.hits + counts.late + counts.misses
@@ -155,7 +162,11 @@ def test_a_report_is_the_log_in_other_words(case: tuple[World, str, Plan]) -> No
     assert sum(row["lookups"] for row in result.per_layer) == result.decode.lookups
     assert sum(row["misses"] for row in result.per_layer) == result.decode.misses
     assert sum(row["hits"] for row in result.per_layer) == result.decode.hits
-    assert result.efficiency <= 1 + 1e-9 or plan.everything_resident
+    if plan.host:
+        assert result.efficiency is None and set(result.bounds.values()) == {None}
+        assert result.decode.hosted + result.prefill.hosted == int((log.found == HOSTED).sum())
+    else:
+        assert result.efficiency <= 1 + 1e-9 or plan.everything_resident
     text = json.dumps(result.to_json(), allow_nan=False)
     assert json.loads(text)["lookups"] == result.decode.lookups
 
@@ -174,7 +185,7 @@ def test_json_is_strict_and_has_what_a_report_promises() -> None:
     assert set(data["link_bytes"]) == {"demand", "prefetch", "wasted"}
     assert set(data["prefetches"]) == {"issued", "useful", "late", "unused", "cancelled", "in_flight"}
     assert set(data["ttft_ms"]) == set(data["tpot_ms"]) == {"mean", "p50", "p95", "p99"}
-    assert set(data["time_ms"]) == {"compute", "stall_demand", "stall_late", "predict", "other"}
+    assert set(data["time_ms"]) == {"compute", "stall_demand", "stall_late", "stall_host", "predict", "other"}
     assert set(data["bounds"]) == {"compute_tokens_per_s", "link_tokens_per_s"}
     assert data["time_ms"]["predict"] == 1
     assert data["ttft_ms"]["mean"] is None, "undefined is null, never NaN"

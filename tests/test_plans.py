@@ -30,8 +30,10 @@ def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
     seen: dict[str, Any] = {
         field.name: getattr(plan, field.name)
         for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "prediction")
+        if field.name not in ("requests", "values", "prediction", "host")
     }
+    if plan.host is not None:
+        seen["host"] = [np.asarray(part).tolist() for part in vars(plan.host).values()]
     if (r := plan.requests) is not None:
         moment = np.repeat(r.moment, np.diff(r.offsets))
         mine = moment < until

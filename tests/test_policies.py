@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from sim.bounds import fewest_bytes
 from sim.cache import ExpertCache, serve
-from sim.engine import Run, split_slots
+from sim.engine import Run
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
 from sim.software import Software
+from sim.terms import split_slots
 from sim.view import View
 from sim.workload import batched, workload
 from tests.strategies import make_trace

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from sim.__main__ import main
-from sim.engine import settle
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import policy_class, policy_classes
+from sim.terms import settle
 from tests.strategies import make_trace
 from tests.worlds import MS, POLICIES, REPORT_FIELDS, handmade, toy_meta
 from traces.errors import InputError

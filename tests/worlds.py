@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from sim.bounds import Bounds, bounds
 from sim.cache import LOADING, RESIDENT
-from sim.engine import Run, split_slots
+from sim.engine import Run
 from sim.eviction import EVICTIONS
 from sim.hardware import Hardware
 from sim.log import Log
 from sim.model import Attention, ModelSpec
-from sim.plan import Discipline, Plan, Prediction, Requests, Values
+from sim.plan import Discipline, Host, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
 from sim.software import Software, builtin_software
+from sim.terms import slots_of
 from sim.view import View
 from sim.workload import Schedule, Workload, batched, workload
 from tests.strategies import traces
@@ -75,7 +76,7 @@ class World:
     def fits(self, plan: Plan) -> bool:
         """Whether the engine takes this budget for this plan."""
         try:
-            split_slots(self.budget - plan.gpu_bytes, self.work.expert_bytes, plan.per_layer)
+            slots_of(self.work, plan, self.budget - plan.gpu_bytes)
         except InputError:
             return plan.everything_resident
         return True
@@ -192,7 +193,13 @@ def planned(draw: st.DrawFn, *, prefill: bool | None = None) -> tuple[World, str
     seed = draw(st.integers(0, 2**32 - 1))
     wanted = draw(st.integers(0, 40))
     plan = arbitrary_plan(np.random.default_rng(seed), world, wanted)
-    return world, "arbitrary", plan if world.fits(plan) else dataclasses.replace(plan, per_layer=False, gpu_bytes=0)
+    return world, "arbitrary", plan if world.fits(plan) else undemanding(plan)
+
+
+def undemanding(plan: Plan) -> Plan:
+    """``plan`` in one pool that any budget makes."""
+    host = None if plan.host is None else dataclasses.replace(plan.host, own=np.zeros(0, np.int64))
+    return dataclasses.replace(plan, per_layer=False, gpu_bytes=0, most_bytes=0, host=host)
 
 
 def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
@@ -214,6 +221,7 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
     some = np.unique(rng.integers(0, n_steps * (n_layers + 1), 6))
     eviction = str(rng.choice(sorted(EVICTIONS)))
     valued = eviction.startswith("score") or rng.random() < 0.5
+    ring = rng.random() < 0.2
     return Plan(
         eviction=eviction,
         per_layer=bool(rng.random() < 0.3),
@@ -227,10 +235,22 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
             prompt_ns=int(rng.integers(0, 2)) * 5,
         ),
         stream_prefill=bool(rng.random() < 0.5),
+        ring=bool(ring),
+        host=_host(rng, work) if not ring and rng.random() < 0.4 else None,
         gpu_bytes=int(rng.integers(0, 2)) * 500,
+        most_bytes=int(rng.integers(1, 9)) * max(work.expert_bytes) if rng.random() < 0.2 else 0,
         discipline=rng.choice(["fifo", "demand-first", "preemptive"]),
         chunks=int(rng.integers(0, 8)),
     )
+
+
+def _host(rng: np.random.Generator, work: Workload) -> Host:
+    """A host about as fast as copying, and now and then some experts with slots of their own."""
+    copies = np.array(work.copy_ns, np.int64)
+    fixed, read, shared, row = (rng.integers(0, copies + 2) for _ in range(4))
+    every = np.arange(work.n_layers * work.n_experts)
+    own = every[rng.random(len(every)) < rng.choice([0, 1.5 / len(every), 0.3])]
+    return Host(fixed // 2, read, read + shared, row // 2, own, beside=bool(rng.random() < 0.5))
 
 
 def _values(rng: np.random.Generator, moments: np.ndarray, n_layers: int, n_experts: int) -> Values:
@@ -248,7 +268,7 @@ def run_of(world: World, plan: Plan, observer: Any = None) -> Run:
 
 def digest(log: Log) -> tuple[Any, ...]:
     """All integers of a log, to compare two."""
-    arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict)
+    arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict, log.stall_host)
     return (*(array.tobytes() for array in arrays), dataclasses.asdict(log.counters))
 
 

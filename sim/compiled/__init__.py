@@ -7,9 +7,10 @@ only Python, are the reference's alone. numba is imported when a run first asks 
 from importlib.util import find_spec
 
 from sim.compiled.folder import compiler_cache
-from sim.engine import SimulationError, settle
+from sim.engine import SimulationError
 from sim.log import Log
 from sim.plan import MOST_CHUNKS, Discipline, Plan
+from sim.terms import settle
 from sim.workload import Workload
 from traces.errors import InputError
 

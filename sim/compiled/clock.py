@@ -6,7 +6,7 @@ from sim.cache import RESIDENT
 from sim.compiled.heap import push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.link import kick, request, stretch_ends
-from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at
+from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at, transfer_at
 
 
 @inner
@@ -25,6 +25,19 @@ def wait(m: Any, expert: int) -> bool:
         if _next_event(m) == FOREVER:
             return False
         _happen(m)
+    advance(m, m.now)
+    return True
+
+
+@inner
+def wait_for_rest(m: Any, layer: int) -> bool:
+    """Let things happen until all that ``insist`` named in ``layer`` has landed; False if nothing moves."""
+    for expert in range(layer * m.n_experts, (layer + 1) * m.n_experts):
+        transfer = transfer_at(m.transfers, expert)
+        while transfer.live and transfer.demand and not transfer.needed:
+            if _next_event(m) == FOREVER:
+                return False
+            _happen(m)
     advance(m, m.now)
     return True
 

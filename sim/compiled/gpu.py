@@ -6,9 +6,9 @@ Wherever the reference engine yields for a time, ``advance`` lets the link live 
 from typing import Any
 
 from sim.cache import ABSENT, LOADING, RESIDENT
-from sim.compiled.clock import advance, make_requests, make_requests_later, wait
+from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
 from sim.compiled.jit import entry, inlined, inner
-from sim.compiled.link import close, demand, kick, pass_call, request
+from sim.compiled.link import close, demand, insist, kick, pass_call, request
 from sim.compiled.machine import (
     FOREVER,
     LACKING,
@@ -27,7 +27,7 @@ from sim.compiled.machine import (
 )
 from sim.compiled.order import needed, valued
 from sim.compiled.slots import allot, landed, pin, release, unpin
-from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL
 
 
 @entry
@@ -75,28 +75,78 @@ def _call(m: Any, step: int, layer: int) -> bool:
     wave = layer_at(m.layers, layer).fit
     if size <= wave:
         _pin_all(m, first, size)
-    _look_up(m, call)
+    hosted = _look_up(m, call)
+    if m.ring:
+        insist(m, call, layer)
     pass_call(m, call, layer)
-    if size <= wave:
-        _in_order(m, first, size)
-    else:
-        _present_first(m, first, size)
-        _await(m, wave, size, 1)
+    size = _in_order(m, first, size)
+    if size > wave and _wave_end(m, 0, size, wave) < size:
+        _present_first(m, first, number_at(m.offsets, call + 1).n - first)
+        _await(m, _wave_end(m, 0, size, wave), size, 1)
     busy = number_at(m.shared_ns, call).n
-    for begin in range(0, max(size, 1), wave):  # a call of no experts is a wave of none
-        end = min(begin + wave, size)
+    begin, host_ends = 0, 0
+    while begin == 0 or begin < size:  # a call of no experts is a wave of none
+        end = _wave_end(m, begin, size, wave)
         if begin:
             _await(m, begin, end, 0)
         busy += _claim(m, begin, end)
         if begin == 0:
             _ask(m, step, layer)
         kick(m)
+        if begin == 0 and hosted and m.beside:
+            host_ends = m.now + _host_ns(m, call)
         if not _compute(m, call, begin, end, busy):
             return False
         busy = 0
         _let_go(m, begin, end)
         kick(m)
+        begin = max(end, 1)
+    if m.ring and not _wait_for_rest(m, call, layer):
+        return False
+    if hosted:
+        _wait_for_host(m, call, host_ends if m.beside else m.now + _host_ns(m, call))
     return True
+
+
+@inlined
+def _wait_for_rest(m: Any, call: int, layer: int) -> bool:
+    """Stand still until what was asked for the call is there, needed or not; False if that is for ever."""
+    since = m.now
+    if not wait_for_rest(m, layer):
+        return False
+    number_at(m.stall_late, call).n += m.now - since
+    return True
+
+
+@inner
+def _host_ns(m: Any, call: int) -> int:
+    """Time of the call's experts that run on the host, if it begins now."""
+    costs = m.host_alone if m.running == NOBODY else m.host_shared
+    total = 0
+    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
+        if byte_at(m.found, i).n == HOSTED:
+            total += number_at(costs, i).n
+    return total
+
+
+@inner
+def _wait_for_host(m: Any, call: int, ends: int) -> None:
+    """Stand still until the host is done."""
+    if ends > m.now:
+        number_at(m.stall_host, call).n += ends - m.now
+        advance(m, ends)
+
+
+@inlined
+def _wave_end(m: Any, begin: int, size: int, wave: int) -> int:
+    """Where the wave of pieces that begins at ``begin`` ends: those with slots of their own take no other's."""
+    if not m.host:
+        return min(begin + wave, size)
+    end, room = begin, wave
+    while end < size and (room or slot_at(m.slots, piece_at(m.pieces, end).expert).own):
+        room -= 1 - slot_at(m.slots, piece_at(m.pieces, end).expert).own
+        end += 1
+    return end
 
 
 @inlined
@@ -120,17 +170,28 @@ def _ask(m: Any, step: int, layer: int) -> None:
     if _is_due(m, call + step + 1):
         kick(m)  # demands are on their way before the policy thinks
         number_at(m.predict, step).n += _decide(m)
-    if m.stream_prefill and m.phase == PREFILL and layer + 1 < m.n_layers:
-        for expert in range((layer + 1) * m.n_experts, (layer + 2) * m.n_experts):
+    if m.ring:
+        streams = call + 1 < m.n_steps * m.n_layers
+    else:
+        streams = m.stream_prefill and m.phase == PREFILL and layer + 1 < m.n_layers
+    if streams:
+        following = (layer + 1) % m.n_layers * m.n_experts
+        for expert in range(following, following + m.n_experts):
             request(m, expert, call + 1, call + 1)
 
 
 @inlined
-def _look_up(m: Any, call: int) -> None:
-    """Find each needed expert resident, under way or absent."""
+def _look_up(m: Any, call: int) -> int:
+    """Find each needed expert resident, under way or absent; returns how many run on the host."""
+    hosted = 0
     for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
         expert = number_at(m.expert, i).n
         slot, transfer = slot_at(m.slots, expert), transfer_at(m.transfers, expert)
+        if m.host and slot.state == ABSENT and not transfer.live and number_at(m.to_host, i).n:
+            byte_at(m.found, i).n = HOSTED
+            slot.pinned = 0
+            hosted += 1
+            continue  # it gets no slot, so the rule hears nothing of it
         needed(m, expert, number_at(m.next_call, i).n if m.rule == NEXT_USE else FOREVER)
         if slot.state == RESIDENT:
             if not slot.used:
@@ -146,6 +207,7 @@ def _look_up(m: Any, call: int) -> None:
             demand(m, expert)
         else:
             byte_at(m.found, i).n = MISS
+    return hosted
 
 
 @inlined
@@ -207,10 +269,14 @@ def _let_go(m: Any, begin: int, end: int) -> None:
 
 
 @inlined
-def _in_order(m: Any, first: int, size: int) -> None:
-    """All fit at once: by number."""
-    for i in range(size):
-        _put(m, i, first + i)
+def _in_order(m: Any, first: int, size: int) -> int:
+    """By number, as it stays if all fit at once; returns how many there are without those on the host."""
+    n = 0
+    for i in range(first, first + size):
+        if byte_at(m.found, i).n != HOSTED:
+            _put(m, n, i)
+            n += 1
+    return n
 
 
 @inner
@@ -221,7 +287,7 @@ def _present_first(m: Any, first: int, size: int) -> None:
         waiting = m.first_demand
         while waiting != NOBODY:  # all of them are this call's: earlier calls have what they asked for
             transfer = transfer_at(m.transfers, waiting)
-            if slot_at(m.slots, waiting).state == state:
+            if slot_at(m.slots, waiting).state == state and transfer.needed:
                 _put(m, n, transfer.late_at)
                 n += 1
             waiting = transfer.next_demand
@@ -229,7 +295,7 @@ def _present_first(m: Any, first: int, size: int) -> None:
             expert = number_at(m.expert, i).n
             transfer = transfer_at(m.transfers, expert)
             in_line = transfer.live and transfer.demand and expert != m.running
-            if slot_at(m.slots, expert).state == state and not in_line:
+            if slot_at(m.slots, expert).state == state and not in_line and byte_at(m.found, i).n != HOSTED:
                 _put(m, n, i)
                 n += 1
 

@@ -36,11 +36,21 @@ def demand(m: Any, expert: int) -> None:
         return
     elif not transfer.started:
         _leave_queue(m, expert)
-    transfer.demand = 1
+    transfer.demand = transfer.needed = 1
     if expert != m.running:
         _join_line(m, expert)
     if expert == m.paused:
         m.paused = NOBODY
+
+
+@inner
+def insist(m: Any, call: int, layer: int) -> None:
+    """Wait for all that was requested for ``call`` and is queued or under way, though nobody needs it now."""
+    for expert in range(layer * m.n_experts, (layer + 1) * m.n_experts):
+        transfer = transfer_at(m.transfers, expert)
+        if transfer.live and not transfer.demand and slot_at(m.slots, expert).wanted_until == call:
+            demand(m, expert)
+            transfer.needed = 0
 
 
 @inner
@@ -127,7 +137,7 @@ def _new(m: Any, expert: int, prefetch: int, priority: int) -> None:
     transfer.priority = priority
     transfer.phase = m.phase
     transfer.moved = 0
-    transfer.live, transfer.prefetch, transfer.demand, transfer.started = 1, prefetch, 0, 0
+    transfer.live, transfer.prefetch, transfer.demand, transfer.needed, transfer.started = 1, prefetch, 0, 0, 0
 
 
 @inner
@@ -241,7 +251,7 @@ def _land(m: Any) -> None:
     expert = _stop(m, transfer.body)
     transfer.live = 0
     landed(m, expert)
-    if transfer.prefetch and not transfer.demand:
+    if transfer.prefetch and not transfer.needed:
         slot_at(m.slots, expert).brought = 1 + transfer.phase
     _next(m)
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
-from sim.engine import Slots, Terms
 from sim.eviction import EVICTIONS, NEVER
+from sim.host import host_costs
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
+from sim.terms import Slots, Terms
 from sim.workload import Workload
 
 NOBODY = -1
@@ -47,6 +48,7 @@ SLOT = np.dtype(
         ("ranked", np.int8),  # it has a place in the order of leaving
         ("wanted", np.int8),  # wanted_until has not passed
         ("awaited", np.int8),  # a later wave of the running call will demand it
+        ("own", np.int8),  # its slot is nobody else's
         ("brought", np.int8),  # 1 + phase of the prefetch that brought it, until somebody needs it; else 0
     ],
     align=True,
@@ -65,6 +67,7 @@ TRANSFER = np.dtype(
         ("live", np.int8),  # queued, running or paused
         ("prefetch", np.int8),
         ("demand", np.int8),
+        ("needed", np.int8),  # whoever waits for it will run it
         ("started", np.int8),
     ],
     align=True,
@@ -92,11 +95,13 @@ BYTE = np.dtype([("n", np.uint8)])
 COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
 
 _CALLS = ("offsets", "expert", "expert_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
-_LOG = ("finish", "found", "stall_demand", "stall_late", "predict")
-_ADDRESSES = (*_CALLS, *_LOG, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
-              "moments", "requests", "valued", "table")  # fmt: skip
-_SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "n_layers", "n_experts",
-             "n_slots", "n_pools", "n_moments", "n_steps", "everything_resident")  # fmt: skip
+_LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host")
+_HOST = ("to_host", "host_alone", "host_shared")
+_ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside",
+              "pieces", "moments", "requests", "valued", "table")  # fmt: skip
+_SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "ring", "host",
+             "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
+             "everything_resident")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -146,7 +151,7 @@ class Machine:
 def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     """An empty machine at the beginning of a run."""
     shares = terms.slots
-    n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity)
+    n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity) + bool(shares.own)
     rule = RULES.index(str(plan.eviction))
     slots = _slots(work, shares, rule)
     largest_call = int(np.diff(work.offsets).max(initial=0))
@@ -155,7 +160,9 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     table = plan.values.table if goes_by_values and plan.values is not None else np.zeros((0, 0), np.int64)
 
     pools = np.zeros(n_pools, POOL)
-    pools["free"], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
+    pools["free"][: len(shares.capacity)], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
+    if shares.own:
+        pools["free"][-1] = slots["size"][list(shares.own)].sum()
     layers = np.zeros(work.n_layers, LAYER)
     layers["fit"] = np.array(shares.capacity)[list(shares.pool)] // np.array(work.expert_bytes)
     layers["first_wanted"] = NOBODY
@@ -171,6 +178,8 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "stall_demand": np.zeros(work.n_calls, np.int64),
         "stall_late": np.zeros(work.n_calls, np.int64),
         "predict": np.zeros(work.schedule.n_steps, np.int64),
+        "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
+        **_host(work, plan),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -196,6 +205,9 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "prompt_ns": plan.prediction.prompt_ns,
         "keep": plan.keep,
         "stream_prefill": plan.stream_prefill,
+        "ring": plan.ring,
+        "host": plan.host is not None,
+        "beside": plan.host is not None and plan.host.beside,
         "everything_resident": plan.everything_resident,
         "n_steps": work.schedule.n_steps,
         "n_layers": work.n_layers,
@@ -219,12 +231,23 @@ def _calls(work: Workload, rule: int) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_CALLS, columns, strict=True)}
 
 
+def _host(work: Workload, plan: Plan) -> dict[str, np.ndarray]:
+    """What look-ups cost on the host; nothing where no expert may run there."""
+    if plan.host is None:
+        return {name: np.zeros(0, np.int64) for name in _HOST}
+    costs = host_costs(work, plan.host)
+    columns = (costs.chosen, costs.alone, costs.shared)
+    return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_HOST, columns, strict=True)}
+
+
 def _slots(work: Workload, shares: Slots, rule: int) -> np.ndarray:
     layer = np.repeat(np.arange(work.n_layers), work.n_experts)
     slots = np.zeros(len(layer), SLOT)
     slots["size"], slots["pool"], slots["layer"] = (
         np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer], layer
     )  # fmt: skip
+    slots["own"][list(shares.own)] = 1
+    slots["pool"][list(shares.own)] = len(shares.capacity)
     for name in ("wanted_until", "older", "newer", "next_wanted"):
         slots[name] = NOBODY
     if rule == NEXT_USE:

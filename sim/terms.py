@@ -1,0 +1,94 @@
+"""What a run is held to, whichever engine executes it: slots, order of the link, pieces of a transfer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.host import host_costs
+from sim.log import PREFILL
+from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
+from sim.workload import Workload
+from traces.errors import InputError
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer.
+
+    Experts in ``own`` have a slot each beside these pools, and nobody else gets it.
+    """
+
+    capacity: tuple[int, ...]
+    pool: tuple[int, ...]
+    own: tuple[int, ...] = ()
+
+
+def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
+    """Share ``budget`` bytes: one pool, or a pool a layer, as even as whole experts allow (within one of each other).
+
+    Raises InputError if a pool could not hold one expert.
+    """
+    n_layers, largest = len(expert_bytes), max(expert_bytes)
+    if budget < largest:
+        raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
+    if not per_layer:
+        return Slots((budget,), (0,) * n_layers)
+    if len(set(expert_bytes)) == 1:
+        slots, more = divmod(budget // largest, n_layers)
+        capacity = tuple((slots + (layer < more)) * largest for layer in range(n_layers))
+    else:
+        capacity = (budget // n_layers,) * n_layers
+    if min(capacity) < largest:
+        raise InputError(
+            f"cache: {budget} bytes split over {n_layers} routed layers leave a layer without room for one expert of "
+            f"{largest} bytes; give at least {n_layers * largest}"
+        )
+    return Slots(capacity, tuple(range(n_layers)))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is held to, whichever engine executes it."""
+
+    slots: Slots
+    discipline: Discipline
+    chunks: int
+
+
+def settle(
+    work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
+) -> Terms:
+    """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
+
+    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
+    """
+    plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
+    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
+    if not 1 <= chunks <= MOST_CHUNKS:
+        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
+    streamed = work.n_calls * work.n_experts if plan.stream_prefill or plan.ring else 0
+    asked = len(plan.requests.call) if plan.requests is not None else 0
+    thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
+    if plan.host is not None:
+        thought += int(host_costs(work, plan.host).shared.sum(dtype=np.float64))
+    work.check_size(streamed + asked, thought)
+    every = sum(work.expert_bytes) * work.n_experts
+    if plan.gpu_bytes > budget and not plan.everything_resident:
+        raise PlanError(f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are")
+    left = every if plan.everything_resident else budget - plan.gpu_bytes
+    return Terms(slots_of(work, plan, left), discipline or plan.discipline, chunks)
+
+
+def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
+    """The slots that ``plan`` makes of ``left`` bytes, experts' own first. Raises InputError if no other would fit."""
+    if plan.most_bytes and not plan.everything_resident:
+        left = min(left, plan.most_bytes)
+    own = plan.host.own.tolist() if plan.host is not None else []
+    taken = sum(work.expert_bytes[expert // work.n_experts] for expert in own)
+    if taken and left - taken < max(work.expert_bytes):
+        raise PlanError(
+            f"plan: host.own takes {taken} bytes; expected at most {left - max(work.expert_bytes)} of {left}, so that "
+            f"one more expert fits"
+        )
+    shared = split_slots(left - taken, work.expert_bytes, plan.per_layer)
+    return Slots(shared.capacity, shared.pool, tuple(own))
