@@ -13,8 +13,9 @@ Decided here:
 * A search for the next layer at every layer, on the critical path: fMoE's own runs beside the step.
 * The same table size may mean as many entries as one table of DoMoE's has (``entries=2000``), as it searches (twice
   that), or as it stores (domains times that). A comparison shows all three.
-* Slots are LRU, as in ``domoe``, and the link is the same. The table takes GPU memory where the software profile
-  searches there: an embedding of the real model's width a level, and a path.
+* Eviction is the one of ``domoe``, from this table: who is taken least on the paths of its entries goes first. The link
+  is the same. The table takes GPU memory where the software profile searches there: an embedding of the real model's
+  width a level, and a path.
 """
 
 from typing import Literal
@@ -22,7 +23,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Requests
+from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.base import top
@@ -40,18 +41,18 @@ class FMoEParameters(base.Parameters):
         top_k: nearest entries that vote.
         keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
         fetch: experts asked for, a layer; 0 for as many as a token takes.
-        eviction: lru, or lfu.
+        eviction: lru, lfu, or score: by how often the entries of the table took an expert.
     """
 
     entries: int = Field(default=2000, ge=1)
     top_k: int = Field(default=8, ge=1)
     keys: Keys = "layer"
     fetch: int = Field(default=0, ge=0)
-    eviction: Literal["lru", "lfu"] = "lru"
+    eviction: Literal["lru", "lfu", "score"] = "score"
 
 
 class FMoE(Policy):
-    """Predict each layer from one table of all domains, on the critical path; evict by LRU."""
+    """Predict each layer from one table of all domains, on the critical path; keep what its entries take most."""
 
     name = "fmoe"
     summary = "DoMoE's semantic baseline: one table of all domains, searched at every layer on the critical path"
@@ -75,6 +76,7 @@ class FMoE(Policy):
         seen = sum(predictor.table.seen.values())
         return Plan(
             eviction=given.eviction,
+            values=_popularity(view, predictor.table.paths) if given.eviction == "score" else None,
             requests=self._requests(view, predictor),
             prediction=self._prediction(view, entries, points),
             stream_prefill=True,
@@ -100,3 +102,10 @@ class FMoE(Policy):
         cost = [software.search_ns(machine, entries, hidden, n) for n in range(rows.max(initial=0) + 1)]
         ns = np.repeat(np.array(cost, np.int64)[rows], len(points))
         return Prediction(view.moment(steps[:, None], points).ravel(), ns)
+
+
+def _popularity(view: View, paths: np.ndarray) -> Values:
+    """How often ``paths`` (n, L, K) take each expert, in force from the beginning."""
+    flat = np.arange(view.n_layers)[:, None] * view.n_experts + paths
+    counts = np.bincount(flat[paths >= 0], minlength=view.n_layers * view.n_experts)
+    return Values(np.zeros(1, np.int64), np.zeros(1, np.int64), counts[None].astype(np.int64))
