@@ -57,7 +57,9 @@ def blurred(trace: Trace, work: Workload, moment: int) -> Trace:
         levels[present, : point + 1] = False
         changed["embeddings"] = np.where(levels[:, :, None], trace.embeddings[:, :, ::-1], trace.embeddings)
     if trace.prefill_embeddings is not None:
-        later = unknown[trace.prefill_rows].all(axis=1, keepdims=True)
+        # Those of a prompt are of one level, and known from that point on.
+        heard = point >= trace.meta["embedding"]["prefill_layer"]
+        later = np.isin(trace.prefill_rows, rows[offsets[step + heard] :])[:, None]
         changed["prefill_embeddings"] = np.where(later, trace.prefill_embeddings[:, ::-1], trace.prefill_embeddings)
     return dataclasses.replace(trace, **changed)
 

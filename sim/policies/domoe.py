@@ -8,6 +8,7 @@ here, is listed in docs/domoe.md. Its implementation is built on MoE-Infinity's;
 the project's own (nearest layer first, demands overtake).
 """
 
+import itertools
 import re
 from collections import OrderedDict
 from functools import cached_property
@@ -45,7 +46,8 @@ class DomoeParameters(base.Parameters):
         mode: full; table (the paper's ablation: a prediction at every layer).
         fetch: experts asked for, a layer; 0 for as many as a token takes.
         reach: layers that a prediction covers at least; 0 for those up to the next prediction.
-        eviction: score, by how often the entries of the matched tables took an expert; lru; or lfu.
+        eviction: lru; lfu; or score: by how often the entries of the matched tables took an expert.
+        room: domain tables that GPU memory has room for; 0 for as many as one sequence consults.
     """
 
     entries: int = Field(default=2000, ge=1)
@@ -60,7 +62,8 @@ class DomoeParameters(base.Parameters):
     mode: Literal["full", "table"] = "full"
     fetch: int = Field(default=0, ge=0)
     reach: int = Field(default=0, ge=0)
-    eviction: Literal["lru", "lfu", "score"] = "score"
+    eviction: Literal["lru", "lfu", "score"] = "lru"
+    room: int = Field(default=0, ge=0)
 
     @field_validator("layers")
     @classmethod
@@ -77,14 +80,14 @@ class DomoeParameters(base.Parameters):
 
 
 class Domoe(Policy):
-    """Predict from domain tables, prefetch up to the next prediction, evict what these domains use least."""
+    """Predict from domain tables, prefetch up to the next prediction."""
 
     name = "domoe"
     summary = "DoMoE: search the tables of the prompt's domains, prefetch what the nearest tokens took"
     takes = DomoeParameters
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
-    variants = ("keys=entry", "mode=table", "eviction=lru")
+    variants = ("keys=entry", "mode=table", "eviction=score")
     dear = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters
@@ -201,76 +204,76 @@ class _Costs:
     def __init__(
         self, policy: Domoe, view: View, predictor: Neighbours, chosen: np.ndarray, points: tuple[int, ...]
     ) -> None:
-        self.policy, self.view, self.predictor, self.chosen = policy, view, predictor, chosen
+        self.policy, self.view, self.chosen = policy, view, chosen
         # The embedding layer's output is known at once and never changes: one search serves all layers.
-        self.points = points[:1] if policy.parameters.keys == "token" else points
-        model, software = policy.setting.model, policy.setting.software
-        levels = len(self.points) if policy.parameters.keys == "layer" else 1
-        paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
-        self.table_bytes = [
-            software.table_bytes(len(t) * levels * model.hidden) + len(t) * paths for t in predictor.tables
-        ]
+        self.points = np.array(points[:1] if policy.parameters.keys == "token" else points)
+        self.entries = np.array([len(table) for table in predictor.tables], np.int64)
         self.prototypes = sum(len(p.centres) for p in predictor.matching.prototypes)
-        together = max(np.bincount(view.step[view.decoding]).max(initial=0), 1)
-        self.room = min(int(together) * policy.parameters.tables, len(predictor.tables))
+        self.room = policy.parameters.room or policy.parameters.tables
 
     @property
     def gpu_bytes(self) -> int:
-        """All prototypes, and room for the largest tables that the sequences of a batch may consult at once."""
-        setting = self.policy.setting
-        room = sum(sorted(self.table_bytes, reverse=True)[: self.room])
-        return setting.software.table_bytes(self.prototypes * setting.model.hidden) + room
+        """All prototypes, and the largest of the tables that there is room for."""
+        prototypes = self.policy.setting.software.table_bytes(self.prototypes * self.policy.setting.model.hidden)
+        return prototypes + int(np.sort(self._table_bytes())[::-1][: self.room].sum())
+
+    def _table_bytes(self) -> np.ndarray:
+        """What each table takes: keys of the levels that are searched, and paths in 16 bits an expert."""
+        model, software = self.policy.setting.model, self.policy.setting.software
+        levels = len(self.points) if self.policy.parameters.keys == "layer" else 1
+        paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
+        return self.entries * (software.table_bytes(levels * model.hidden) + paths)
 
     def prediction(self) -> Prediction:
-        """Searches in decode steps, matching in prefills: each on the critical path."""
-        moments, times = self._searches()
-        prompt_moments, prompt_times = self._prompts()
-        moment, ns = np.concatenate([moments, prompt_moments]), np.concatenate([times, prompt_times])
-        order = np.argsort(moment, kind="stable")[ns[np.argsort(moment, kind="stable")] > 0]
+        """Matching in prefills, loading of tables, searches in decode steps: each on the critical path."""
+        view, loading = self.view, self._loading()
+        prefills = view.prefill_steps()
+        times = [(view.moment(prefills, view.prompt_level), self._matching(prefills) + loading[prefills])]
+        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
+        if len(steps):
+            search = self._searches(steps, rows)
+            for point in self.points:
+                times.append((view.moment(steps, point), search + (loading[steps] if point == 0 else 0)))
+        moment, ns = (np.concatenate(part) for part in zip(*times, strict=True))
+        order = np.argsort(moment)
         return Prediction(moment[order], ns[order])
 
-    def _searches(self) -> tuple[np.ndarray, np.ndarray]:
-        """A search at every prediction layer, among all tables that a step's sequences consult."""
+    def _searches(self, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """One search for the ``rows`` of each decode step among all tables that they consult."""
         view = self.view
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        if not len(steps):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
         consulted = self.chosen[view.sequence[view.decoding]]
         union = np.logical_or.reduceat(consulted, np.searchsorted(view.step[view.decoding], steps))
-        entries = union @ np.array([len(t) for t in self.predictor.tables], np.int64)
-        pairs, kind = np.unique(np.stack([entries, rows]), axis=1, return_inverse=True)
-        ns = np.array([self.policy.search_ns(*pair) for pair in pairs.T.tolist()], np.int64)[kind.ravel()]
-        points = np.array(self.points)
-        return view.moment(steps[:, None], points).ravel(), np.repeat(ns, len(points))
+        pairs, kind = np.unique(np.stack([union @ self.entries, rows]), axis=1, return_inverse=True)
+        return np.array([self.policy.search_ns(*pair) for pair in pairs.T.tolist()], np.int64)[kind.ravel()]
 
-    def _prompts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Clustering a prompt, comparing it with all prototypes, and loading the tables that are not there yet.
-
-        Of tables that no running sequence consults, the one that was consulted longest ago makes room.
-        """
-        view, setting = self.view, self.policy.setting
+    def _matching(self, prefills: np.ndarray) -> np.ndarray:
+        """Clustering each prompt and comparing its centres with all prototypes."""
+        setting = self.policy.setting
         software, hardware, hidden = setting.software, setting.hardware, setting.model.hidden
-        clusters = self.policy.parameters.clusters
-        prefills = set(view.prefill_steps().tolist())
+        ns = []
+        for rows in np.bincount(self.view.step, minlength=self.view.n_steps)[prefills].tolist():
+            centres = min(self.policy.parameters.clusters, rows)
+            ns.append(software.cluster_ns(hardware, rows, hidden, centres, ITERATIONS))
+            ns[-1] += software.search_ns(hardware, self.prototypes, hidden, centres)
+        return np.array(ns, np.int64)
+
+    def _loading(self) -> np.ndarray:
+        """Loading what a step consults and is not there (S,): the tables consulted longest ago make room."""
+        view, setting = self.view, self.policy.setting
+        size = self._table_bytes().tolist()
         loaded: OrderedDict[int, None] = OrderedDict()
-        times: dict[int, int] = {}
+        ns = np.zeros(view.n_steps, np.int64)
         starts = np.searchsorted(view.step, np.arange(view.n_steps + 1)).tolist()
-        for step in range(view.n_steps):
-            mine = slice(starts[step], starts[step + 1])
-            wanted = np.flatnonzero(self.chosen[view.sequence[mine]].any(axis=0)).tolist()
-            missing = [table for table in wanted if table not in loaded]
+        for step, (first, last) in enumerate(itertools.pairwise(starts)):
+            wanted = np.flatnonzero(self.chosen[view.sequence[first:last]].any(axis=0)).tolist()
+            absent = sum(size[table] for table in wanted if table not in loaded)
+            ns[step] = setting.software.load_ns(setting.hardware, absent)
             for table in wanted:
                 loaded[table] = None
                 loaded.move_to_end(table)
             while len(loaded) > self.room:
                 loaded.popitem(last=False)
-            if step in prefills:
-                rows = starts[step + 1] - starts[step]
-                times[step] = software.cluster_ns(hardware, rows, hidden, min(clusters, rows), ITERATIONS)
-                times[step] += software.search_ns(hardware, self.prototypes, hidden, min(clusters, rows))
-                times[step] += software.load_ns(hardware, sum(self.table_bytes[table] for table in missing))
-        steps = np.array(list(times), np.int64)
-        return view.moment(steps, view.prompt_level), np.array(list(times.values()), np.int64)
+        return ns
 
 
 def _popularity(view: View, predictor: Neighbours, chosen: np.ndarray) -> Values:

@@ -42,7 +42,8 @@ class Neighbours:
         self.keys = keys
         self.level = level
         self.n_experts = n_experts
-        self._paths = np.concatenate([table.paths for table in tables])
+        nobody = np.full((1, *tables[0].paths.shape[1:]), -1, np.int16)
+        self._paths = np.concatenate([*(table.paths for table in tables), nobody])
         self._first = np.cumsum([0, *(len(table) for table in tables)])
         self._indexes: dict[tuple[int, int], Index] = {}
 
@@ -78,9 +79,9 @@ class Neighbours:
         return scores
 
     def nearest(self, queries: np.ndarray, chosen: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """The voters of each query: entries counted through all tables (R, votes) and weights, 0 for none."""
+        """The voters of each query (R, votes), entries counted through all tables and after them nobody; their weights."""
         shape = (len(queries), self.votes)
-        numbers, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        numbers, weights = np.full(shape, len(self._paths) - 1), np.zeros(shape, np.float32)
         for table in range(len(self.tables)):
             rows = np.flatnonzero(chosen[:, table])
             if not len(rows) or not len(self.tables[table]):

@@ -84,19 +84,19 @@ def apportioned(token: np.ndarray, frequency: np.ndarray, most: int) -> np.ndarr
 def tables(profile: Sequence[Trace], most: int) -> list[Table]:
     """A table for each domain of the profile split, ordered by label, from the decode rows of traces with embeddings.
 
-    Raises InputError if none has any.
+    A domain of prompts alone has an empty one. Raises InputError if no trace has embeddings, or their shapes differ.
     """
     found: dict[str, Table] = {}
     for trace in profile:
         if trace.embeddings is None:
             continue
-        rows, shape = trace.decode_rows, trace.embeddings.shape[1:]
+        rows, (levels, dims) = trace.decode_rows, trace.embeddings.shape[1:]
         label = trace.domain[trace.sequence[rows]]
-        for domain in np.unique(label).tolist():
-            mine = label == domain
-            table = found.get(domain) or Table.empty(domain, shape[0], shape[1], trace.top_k)
-            if shape != table.keys.shape[1:] or trace.top_k != table.paths.shape[2]:
+        for domain in np.unique(trace.domain).tolist():
+            table = found.get(domain, Table.empty(domain, levels, dims, trace.top_k))
+            if table.keys.shape[1:] != (levels, dims) or table.paths.shape[2] != trace.top_k:
                 raise InputError(f"{trace.source}: embeddings or routes of another shape than the other profiles'")
+            mine = label == domain
             chosen = rows[mine]
             found[domain], _ = table.append(trace.token[chosen], trace.embeddings[mine], trace.experts[chosen], most)
     if not found:
