@@ -142,6 +142,84 @@ def replay(
     )  # fmt: skip
 
 
+@app.command
+def validate(
+    trace: Annotated[Path, Parameter(help="a trace, .npz")],
+    /,
+    *,
+    policies: Annotated[
+        list[str],
+        Parameter(consume_multiple=True, negative=(), help="as --policy of replay, each with its parameters"),
+    ],
+    cache: Annotated[
+        list[str], Parameter(consume_multiple=True, negative=(), help="cache sizes: 25%, 64 (slots), 16GiB")
+    ] = [DEFAULT_CACHE],  # noqa: B006 (never changed)
+    folder: Annotated[Path, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
+    hardware: Annotated[
+        str | None, Parameter(help="the profile to simulate with; default: this machine is measured first")
+    ] = None,
+    software: Annotated[str, Parameter(help="what predictions cost; measured: as the profile has it")] = "measured",
+    model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None,
+    profile: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
+    ] = None,
+    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
+    steps: Annotated[Whole | None, Parameter(help="decode steps of each run; default: all")] = None,
+    check: Annotated[bool, Parameter(negative=(), help="compare every expert with its stamp as well")] = False,
+    baseline: Annotated[bool, Parameter(help="also measure what people use today")] = True,
+    quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
+    device: Device = "cuda",
+    scale: Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")] = 1,
+    shared: Annotated[
+        Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free"),
+    ] = None,
+) -> None:
+    """Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
+
+    Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv, .json
+    and .png, brought up to date after every pair of runs.
+
+    For example:
+
+    ```
+    python -m realrun validate traces/mixtral_law.npz --policies on-demand lru clairvoyant --cache 25% 50% -o out
+    python -m realrun validate traces/mixtral_law.npz --policies lru -o out --device cpu --scale 64 --steps 5
+    ```
+    """
+    from realrun.commands import host_bytes_of
+    from realrun.validate import Asked, validate_command
+
+    asked = Asked(
+        trace, policies, cache, folder, hardware, software, model, profile, split, steps, scale, shared,
+        host_bytes_of(host_memory), device, check, baseline, quick,
+    )  # fmt: skip
+    validate_command(asked, sys.argv[1:])
+
+
+@app.command
+def baseline(
+    *,
+    model: Annotated[str, Parameter(help="whose dimensions")] = "mixtral-8x7b",
+    device: Device = "cuda",
+) -> None:
+    """Time a layer of a decoded token as people run it today: accelerate's CPU offload, plain pageable copies.
+
+    For example:
+
+    ```
+    python -m realrun baseline --model mixtral-8x7b
+    ```
+    """
+    from realrun.baselines import baseline_command
+
+    baseline_command(model, device)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
     return run(app, arguments, failures=(RunError, SlotFault))

@@ -109,7 +109,7 @@ def plain_times(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = R
     times = {}
     for count in rows:
         tokens = machine.random(count, ffn.hidden, scale=1.0)
-        work = [_plain(machine, tokens, *weights) for weights in experts]
+        work = [plain_ffn(machine, tokens, *weights) for weights in experts]
         times[count] = machine.time(*([machine.graph(one) for one in work] if graph else work))
     return times
 
@@ -118,7 +118,14 @@ def _weights(machine: Machine, ffn: Ffn) -> tuple[Any, Any]:
     return machine.random((ffn.matrices - 1) * ffn.width, ffn.hidden), machine.random(ffn.hidden, ffn.width)
 
 
-def _plain(machine: Machine, tokens: Any, into: Any, out: Any) -> Callable[[], Any]:
+def weights_of(numbers: Any, ffn: Ffn) -> tuple[Any, Any]:
+    """The matrices of an FFN in a row of bf16 numbers: gate and up (or up alone) in one, then down."""
+    first = ffn.hidden * ffn.width * (ffn.matrices - 1)
+    return numbers[:first].view(-1, ffn.hidden), numbers[first:].view(ffn.hidden, ffn.width)
+
+
+def plain_ffn(machine: Machine, tokens: Any, into: Any, out: Any) -> Callable[[], Any]:
+    """An FFN on ``tokens`` as products, gated where ``into`` is twice as wide as ``out`` takes."""
     functional = machine.torch.nn.functional
     gated = into.shape[0] > out.shape[1]
 

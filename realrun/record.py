@@ -1,0 +1,177 @@
+"""The files of a validation: every figure as JSON and CSV, the table for a person, a plot of simulated over measured.
+
+All are written anew after each pair of runs, each whole or not at all, so that what an interruption leaves is complete
+as far as it goes.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from realrun.agreement import PARTS, Row, Summary, matters, summarise
+from traces.files import atomic_path
+
+HEADINGS = (
+    "policy", "cache", "tokens/s sim", "measured", "error", "hits sim", "measured", "late sim", "measured",
+    "misses sim", "measured", "GB/token sim", "measured", "TTFT error", "TPOT p95 error", "largest part error",
+    "link used",
+)  # fmt: skip
+
+
+@dataclass
+class Record:
+    """What a validation has found so far."""
+
+    command: str
+    provenance: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
+    link_used: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """The share of the link's own peak at which each measured run moved its bytes."""
+    left_out: list[str] = field(default_factory=list)
+    """Policies that could not run, and why."""
+    baselines: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+
+    def summary(self) -> Summary | None:
+        """The targets' figures, None before the first pair."""
+        return summarise(self.rows) if self.rows else None
+
+    def write(self, folder: Path, plot: bool = False) -> None:
+        """Write ``validation.json``, ``.csv``, ``.md`` and, if asked, ``.png`` into ``folder``."""
+        summary = self.summary()
+        data = {
+            "command": self.command, "complete": self.complete, "provenance": self.provenance,
+            "summary": None if summary is None else asdict(summary),
+            "components": [asdict(row) | {"error": row.error} for row in self.rows],
+            "baselines": self.baselines, "left_out": self.left_out, "reports": self.reports,
+        }  # fmt: skip
+        _write(folder / "validation.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
+        _write(folder / "validation.csv", _csv(self.rows))
+        _write(folder / "validation.md", self.markdown())
+        if plot and self.rows:
+            draw(self.rows, folder / "validation.png")
+
+    def lines(self) -> list[list[str]]:
+        """One line of the table for each pair, as text."""
+        pairs = list(dict.fromkeys((row.policy, row.cache) for row in self.rows))
+        return [self._line(policy, cache) for policy, cache in pairs]
+
+    def _line(self, policy: str, cache: str) -> list[str]:
+        found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
+        cells = [policy, cache, *_pair(found["throughput"], "{:.3f}"), _percent(found["throughput"].error, "+")]
+        for share in ("hits", "late", "misses"):
+            cells += [_percent(found[share].simulated), _percent(found[share].measured)]
+        tokens = next(r for r in self.reports if (r["policy"], r["cache"]) == (policy, cache))["measured"]["tokens"]
+        moved = found["bytes"]
+        cells += [f"{(value or 0) / 1e9 / max(1, tokens):.3f}" for value in (moved.simulated, moved.measured)]
+        cells += [_percent(found["TTFT mean"].error, "+"), _percent(found["TPOT p95"].error, "+")]
+        parts = [found[part] for part in PARTS if matters(found[part], list(found.values()))]
+        worst = max(parts, key=lambda row: 1.0 if row.error is None else abs(row.error), default=None)
+        cells.append("–" if worst is None else f"{worst.component} {_percent(worst.error, '+')}")
+        return [*cells, _percent(self.link_used.get((policy, cache)))]
+
+    def table(self) -> Table:
+        """The pairs for a terminal."""
+        table = Table(title="simulated and measured, decode", title_justify="left")
+        for index, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if index < 2 else "right")
+        for line in self.lines():
+            table.add_row(*line)
+        return table
+
+    def verdict(self) -> list[str]:
+        """The targets' figures in sentences."""
+        summary = self.summary()
+        if summary is None:
+            return ["no pair of runs was finished"]
+        return [
+            f"{summary.pairs} pairs of runs{'' if self.complete else ' (interrupted: not all that was asked for)'}",
+            f"throughput: off by {summary.throughput_mean:.1%} on average, {summary.throughput_worst:.1%} at worst",
+            f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
+            f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
+            *[f"left out: {line}" for line in self.left_out],
+            *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
+        ]
+
+    def markdown(self) -> str:
+        """The table, the verdict and where it is from."""
+        lines = ["# Simulated against measured", "", f"Made by `{self.command}`.", ""]
+        lines += [f"- {key}: {value}" for key, value in self.provenance.items()] + [""]
+        lines += [f"- {line}" for line in self.verdict()] + [""]
+        lines += [_cells(HEADINGS), _cells(["---"] * len(HEADINGS)), *map(_cells, self.lines()), ""]
+        lines += [
+            "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share"
+        ]
+        lines += [
+            "of what copies in a row reach. The largest error of a part leaves out parts below 1 % of the time.",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _pair(row: Row, shape: str) -> list[str]:
+    return ["–" if value is None else shape.format(value) for value in (row.simulated, row.measured)]
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{100 * value:{sign}.1f}%"
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("policy", "cache", "component", "unit", "simulated", "measured", "error"))
+    for row in rows:
+        numbers = ("" if value is None else repr(value) for value in (row.simulated, row.measured, row.error))
+        writer.writerow((row.policy, row.cache, row.component, row.unit, *numbers))
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Throughput, hits and parts of the time: simulated over measured, with the line where they agree."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 5))
+    for axes, (title, components) in zip(panels, _PANELS, strict=True):
+        most = 0.0
+        for component in components:
+            points = [
+                r for r in rows if r.component == component and r.measured is not None and r.simulated is not None
+            ]
+            x, y = [float(r.measured or 0) for r in points], [float(r.simulated or 0) for r in points]
+            axes.scatter(x, y, s=18, label=component, alpha=0.8)
+            most = max([most, *x, *y])
+        axes.plot([0, most], [0, most], color="grey", linewidth=0.8)
+        axes.set(title=title, xlabel="measured", ylabel="simulated")
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    with atomic_path(path) as part:
+        figure.savefig(part, format="png", dpi=120)
+    pyplot.close(figure)
+
+
+_PANELS = (
+    ("throughput, tokens/s", ("throughput",)),
+    ("what look-ups found", ("hits", "late", "misses")),
+    ("ms of a decoded token", PARTS),
+)

@@ -1,0 +1,215 @@
+"""Policies x cache sizes, simulated and measured on one machine: how far the simulator is off, part by part."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from realrun.agreement import compare
+from realrun.baselines import baselines
+from realrun.calibrate import FULL, QUICK, TINY, calibrate
+from realrun.measure.machine import Machine
+from realrun.record import Record
+from realrun.replay import Rig, first_steps, interruptible, open_rig, run, scaled, with_model
+from sim.engines import execute
+from sim.hardware import Hardware
+from sim.metrics import Report
+from sim.model import ModelSpec
+from sim.output import values_of
+from sim.plan import Plan
+from sim.policies import policy_class
+from sim.replay import Scene, describe, plan_for, scene
+from sim.terms import settle
+from traces.errors import InputError
+from traces.files import atomic_path
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to validate.
+
+    Attributes:
+        trace: the trace that both replay.
+        policies: names, or ``name,key=value,...``.
+        caches: sizes as ``sim.capacity`` reads them.
+        folder: where the table goes.
+        hardware: the profile; None measures one on the spot.
+        software: what predictions cost; ``measured`` is the profile's own.
+        model: whose size; None is the trace's own.
+        profile: traces that policies learn from, as for ``sim``.
+        steps: decode steps of each run; None is all.
+        scale: divides the model's widths, to try things out.
+        shared, host_memory: as ``open_rig`` has them.
+        device: cuda, cuda:N or cpu.
+        check: compare every slot with its stamp as well.
+        baseline: measure what people use today as well.
+        quick: measure the profile in less time.
+    """
+
+    trace: Path
+    policies: Sequence[str]
+    caches: Sequence[str]
+    folder: Path
+    hardware: str | None = None
+    software: str = "measured"
+    model: str | None = None
+    profile: Sequence[Path] | None = None
+    split: str = "eval"
+    steps: int | None = None
+    scale: int = 1
+    shared: int | None = None
+    host_memory: int | None = None
+    device: str = "cuda"
+    check: bool = False
+    baseline: bool = True
+    quick: bool = False
+
+
+def validate_command(asked: Asked, arguments: Sequence[str]) -> None:
+    """Validate, print the table and the verdict. Raises InputError, KeyboardInterrupt if it was stopped half-way."""
+    record = validate(asked, shlex.join(["python", "-m", "realrun", *arguments]))
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(record.table())
+    for line in record.verdict():
+        console.print(line, markup=False)
+    if not record.complete:
+        raise KeyboardInterrupt
+
+
+def validate(asked: Asked, command: str) -> Record:
+    """Run every policy at every cache size both ways; the record, complete unless it was interrupted.
+
+    Files of ``asked.folder`` are brought up to date after every pair. Raises InputError for what cannot be; a policy
+    that this trace or this machine cannot run is left out by name.
+    """
+    wanted = [_named(entry) for entry in asked.policies]
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    machine = Machine(asked.device)
+    scenes = _scenes(asked, _profile(asked, machine), [name for name, _, _ in wanted])
+    first = next(iter(scenes.values()))
+    record = Record(command, _provenance(first, machine, asked))
+    with interruptible() as stop:
+        with _rig(first.model, asked) as rig:
+            pairs = [(cache, entry) for cache in scenes for entry in wanted]
+            for number, (cache, (name, label, values)) in enumerate(pairs, 1):
+                if stop():
+                    break
+                begin = time.monotonic()
+                try:
+                    pair = _both(scenes[cache], name, values, rig, asked.check, stop)
+                except InputError as reason:
+                    record.left_out.append(f"{label} at {cache}: {reason}")
+                    continue
+                if pair is None:  # stopped half-way: half a run is no pair
+                    break
+                _add(record, cache, label, *pair, scenes[cache].hardware)
+                record.complete = number == len(pairs)
+                record.write(asked.folder)
+                _say(record, number, len(pairs), time.monotonic() - begin)
+        record.complete = not stop()
+        if asked.baseline and not stop():
+            record.baselines = baselines(machine, first.model, record.reports)
+    record.write(asked.folder, plot=True)
+    return record
+
+
+def _named(entry: str) -> tuple[str, str, dict[str, object]]:
+    """A policy's name, how it is shown, its parameters. Raises InputError."""
+    name, *settings = entry.split(",")
+    return policy_class(name).name, entry, values_of(settings, f"--policies {name}:")
+
+
+def _profile(asked: Asked, machine: Machine) -> str:
+    """The profile to simulate with: the one named, or what is measured now, kept in the folder."""
+    if asked.hardware is not None:
+        return asked.hardware
+    from sim.model import load_model
+    from traces.trace import Trace
+
+    path = asked.folder / "profile.toml"
+    name = asked.model or Trace.load(asked.trace).meta["model"].get("name", "")
+    effort = TINY if not machine.cuda else QUICK if asked.quick else FULL
+    text = calibrate(machine, [load_model(name)], effort, "measured")
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _scenes(asked: Asked, hardware: str, policies: Sequence[str]) -> dict[str, Scene]:
+    """What is replayed at each cache size."""
+    learns = any(policy_class(name).learns for name in policies)
+    scenes = {}
+    for cache in asked.caches:
+        here = scene(
+            asked.trace, model=asked.model, hardware=hardware, software=asked.software, cache_size=cache,
+            profile=asked.profile, split=asked.split, learns=learns,
+        )  # fmt: skip
+        if asked.scale != 1:
+            here = with_model(here, scaled(here.model, asked.scale), cache)
+        scenes[cache] = first_steps(here, asked.steps) if asked.steps is not None else here
+    return scenes
+
+
+def _rig(model: ModelSpec, asked: Asked) -> AbstractContextManager[Rig]:
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    return open_rig(model, asked.device, shared=asked.shared, limit=asked.host_memory, say=say)
+
+
+def _both(
+    here: Scene, name: str, values: dict[str, object], rig: Rig, check: bool, stop: Any
+) -> tuple[Report, Report] | None:
+    """One plan, executed in simulated time and on the device; None if that was interrupted."""
+    plan, parameters = plan_for(here, name, values)
+    simulated = simulate(here, plan, name, parameters, values)
+    measured = run(here, plan, rig, policy=name, parameters=parameters, given=values, check=check, stop=stop)
+    return (simulated, measured) if measured.settings["complete"] else None
+
+
+def simulate(here: Scene, plan: Plan, name: str, parameters: dict[str, Any], given: dict[str, object]) -> Report:
+    """The report of a plan that is already made, in simulated time."""
+    done = execute(here.work, plan, here.budget)
+    return describe(here, plan, name, parameters, given, done, settle(here.work, plan, here.budget))
+
+
+def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, hardware: Hardware) -> None:
+    record.rows += compare(simulated, measured, cache, label)
+    record.reports.append(
+        {"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": measured.to_json()}
+    )
+    decode = measured.decode
+    moved = decode.link_bytes["demand"] + decode.link_bytes["prefetch"]
+    seconds = sum(decode.time_ms.values()) / 1e3
+    record.link_used[label, cache] = moved / seconds / hardware.link_bytes_per_s if seconds else None
+
+
+def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
+    from sim.replay import code_version
+
+    return {
+        "trace": Path(here.trace.source).name,
+        "trace_sha256": here.trace.sha256,
+        "model": here.model.name,
+        "hardware": here.hardware.name,
+        "software": here.software.name,
+        "decode_steps": asked.steps,
+        **machine.describe(),
+        "code": code_version(),
+    }
+
+
+def _say(record: Record, number: int, of: int, seconds: float) -> None:
+    line = record.lines()[-1]
+    print(
+        f"{number}/{of} {line[0]} at {line[1]}: {line[2]} tokens/s simulated, {line[3]} measured, {line[4]} "
+        f"({seconds:.1f} s)",
+        file=sys.stderr,
+        flush=True,
+    )
