@@ -46,7 +46,7 @@ class DomoeParameters(base.Parameters):
         mode: full; table (the paper's ablation: a prediction at every layer).
         fetch: experts asked for, a layer; 0 for as many as a token takes.
         reach: layers that a prediction covers at least; 0 for those up to the next prediction.
-        eviction: lru; lfu; or score: by how often the entries of the matched tables took an expert.
+        eviction: score: by how often the entries of the matched tables took an expert; lru; or lfu.
         room: domain tables that GPU memory has room for; 0 for as many as one sequence consults.
     """
 
@@ -62,7 +62,7 @@ class DomoeParameters(base.Parameters):
     mode: Literal["full", "table"] = "full"
     fetch: int = Field(default=0, ge=0)
     reach: int = Field(default=0, ge=0)
-    eviction: Literal["lru", "lfu", "score"] = "lru"
+    eviction: Literal["lru", "lfu", "score"] = "score"
     room: int = Field(default=0, ge=0)
 
     @field_validator("layers")
@@ -87,7 +87,7 @@ class Domoe(Policy):
     takes = DomoeParameters
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
-    variants = ("keys=entry", "mode=table", "eviction=score")
+    variants = ("keys=entry", "mode=table", "eviction=lru")
     dear = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters
