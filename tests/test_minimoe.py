@@ -63,11 +63,12 @@ def test_without_redrawn_neurons_the_upcycled_model_says_what_the_dense_one_says
 def test_a_quarter_of_each_expert_s_neurons_is_redrawn():
     matrix = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
     forgotten = torch.rand(3, 400, generator=torch.Generator().manual_seed(1)) < 0.25
-    experts = expert_weights(matrix, 3, forgotten, 0, torch.Generator().manual_seed(2))
+    neurons = torch.arange(400).expand(3, -1)
+    experts = expert_weights(matrix, neurons, forgotten, 0, torch.Generator().manual_seed(2))
     changed = (experts != matrix).any(dim=2)
     assert (changed == forgotten).all()
     assert experts.std().item() == pytest.approx(matrix.std().item(), rel=0.1)
-    turned = expert_weights(matrix.T.contiguous(), 3, forgotten, 1, torch.Generator().manual_seed(2))
+    turned = expert_weights(matrix.T.contiguous(), neurons, forgotten, 1, torch.Generator().manual_seed(2))
     assert ((turned != matrix.T).any(dim=1) == forgotten).all()
 
 

@@ -104,6 +104,9 @@ def capture(
     top_p: float = 0.95,
     template: Annotated[str, Parameter(help="plain, or chat: the tokenizer's own template")] = "plain",
     embedding: Annotated[str, Parameter(help="auto, none, or dimensions x bits such as 96x3")] = "auto",
+    probs: Annotated[
+        Whole | None, Parameter(help="router probabilities kept of each route, the largest; default: all")
+    ] = None,
     basis: Annotated[Path | None, Parameter(help="embedding basis; default: beside the checkpoint")] = None,
     statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
@@ -146,7 +149,8 @@ def capture(
     settings = {
         "amount": replace(standard, **{name: value for name, value in wanted.items() if value is not None}),
         "decoding": Decoding(decoding, temperature, top_p, seed), "template": template, "embedding": embedding,
-        "basis_path": basis, "statistics_path": statistics, "experts_implementation": experts_implementation,
+        "probs": probs, "basis_path": basis, "statistics_path": statistics,
+        "experts_implementation": experts_implementation,
         "adapter": adapter, "device": device, "seed": seed,
     }  # fmt: skip
     if corpora:

@@ -25,6 +25,7 @@ from traces.errors import InputError
 from traces.families import FAMILIES, read_families
 from traces.files import atomic_path
 from traces.pricing import choose_basis
+from traces.probabilities import keep_largest
 from traces.prompts import TEMPLATES, read_prompts
 from traces.recorder import recorders
 from traces.recording import Amount, Captured, Recording
@@ -38,14 +39,16 @@ class Settings:
 
     ``embedding`` is ``auto`` (the cheapest of pricing.CANDIDATES that loses at most MOST_LOSS recall), ``none``, or
     dimensions x bits such as ``96x3``; a basis already at ``basis_path`` (default: beside the checkpoint, or beside the
-    output if that cannot be written) is used as it is, else the one fitted is saved there. ``statistics_path`` receives
-    routing statistics as JSON. ``adapter`` is a Python file with the router families of one's own.
+    output if that cannot be written) is used as it is, else the one fitted is saved there. ``probs`` router
+    probabilities of each route are kept, the largest (None: all). ``statistics_path`` receives routing statistics as
+    JSON. ``adapter`` is a Python file with the router families of one's own.
     """
 
     amount: Amount = field(default_factory=Amount)
     decoding: Decoding = field(default_factory=Decoding)
     template: str = "plain"
     embedding: str = "auto"
+    probs: int | None = None
     basis_path: str | Path | None = None
     statistics_path: str | Path | None = None
     experts_implementation: str | None = None
@@ -57,6 +60,8 @@ class Settings:
         if self.template not in TEMPLATES:
             raise InputError(f"template {self.template!r}; one of {', '.join(TEMPLATES)}")
         _embedding(self.embedding)
+        if self.probs is not None and self.probs < 1:
+            raise InputError(f"probs is {self.probs}; expected at least 1")
 
 
 def capture(
@@ -142,7 +147,8 @@ def _record(
             for part, rows in one.items():
                 common = provenance(folder, model_name(model_dir), found[part], rows.arrays, settings.seed)
                 common["decoding"] = _decoding(settings)
-                traces[-1][part] = assemble(rows, common, basis if part == main and about else None, about)
+                whole = assemble(rows, common, basis if part == main and about else None, about)
+                traces[-1][part] = whole if settings.probs is None else keep_largest(whole, settings.probs)
         if settings.statistics_path:
             _write_statistics(Path(settings.statistics_path), mains, experts, traces[0][main].meta, about)
     return traces

@@ -211,7 +211,7 @@ def fit(model: Any, blocks: Mapping[str, np.ndarray], plan: Plan, device: str = 
     layers = routed_layers(model)
     mixture = Mixture(blocks, plan.seed)
     curve: list[dict[str, float]] = []
-    uses = np.zeros((len(layers), int(model.config.num_local_experts)))
+    uses = np.zeros(())
     started, tokens, fraction = time.monotonic(), 0, 0.0
     with Watch("training") as watch, _Routers(layers) as routers:
         while fraction < 1:
