@@ -171,9 +171,8 @@ def compare(
     here = terms.scene(trace, any(kind.learns for kind in kinds))
     if policy is None:
         able = [lacking(here, kind) is None for kind in kinds]
-        for (name, *_), fits in zip(wanted, able, strict=True):
-            if not fits:
-                print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
+        for name in dict.fromkeys(name for (name, *_), fits in zip(wanted, able, strict=True) if not fits):
+            print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
     _announce(here, terms.engine)

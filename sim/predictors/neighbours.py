@@ -79,7 +79,7 @@ class Neighbours:
         return scores
 
     def nearest(self, queries: np.ndarray, chosen: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """The voters of each query (R, votes), entries counted through all tables, the last is nobody; their weights."""
+        """The voters of each query (R, votes), entries counted through all tables, the last nobody; their weights."""
         shape = (len(queries), self.votes)
         numbers, weights = np.full(shape, len(self._paths) - 1), np.zeros(shape, np.float32)
         for table in range(len(self.tables)):
