@@ -30,7 +30,7 @@ class DeviceCache(ExpertCache):
         n_layers, n_experts: L and E.
         slots: the pools of ``sim.terms.slots_of``.
         eviction, first_call: as in ``sim.cache.ExpertCache``.
-        room: a buffer of an earlier run to use again if it is large enough.
+        room: gives a buffer of so many slots of so many bytes; by default a new one.
 
     Raises InputError if a pool cannot hold one expert or the device has too little memory.
     """
@@ -44,15 +44,13 @@ class DeviceCache(ExpertCache):
         slots: Slots,
         eviction: str | Callable[[np.ndarray], Eviction] = "lru",
         first_call: np.ndarray | None = None,
-        room: "torch.Tensor | None" = None,
+        room: "Room | None" = None,
     ) -> None:
         super().__init__((size,) * n_layers, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.own)
         every = n_experts * n_layers
         counts = [min(capacity // size, every) for capacity in self.capacity]
         self.n_slots = sum(counts)
-        self.room = _buffer(device, self.n_slots, size, room)
-        """The whole buffer, for a later run."""
-        self.bytes = self.room[: self.n_slots]
+        self.bytes = (room or Room(device)).of(self.n_slots, size)
         """The slots (n_slots, size) uint8."""
         self.stamps = the_torch().zeros(self.n_slots, STAMP, dtype=the_torch().int64, device=device.torch_device)
         """What was stamped on the expert in each slot, where a run checks."""
@@ -75,15 +73,23 @@ class DeviceCache(ExpertCache):
         self.slot[expert] = -1
 
 
-def _buffer(device: Device, count: int, size: int, room: "torch.Tensor | None") -> "torch.Tensor":
-    torch = the_torch()
-    if room is not None and room.shape[0] >= count and room.shape[1] == size:
-        return room
-    refuse_too_little(
-        f"GPU memory for {count} expert slots", count * size, device.free_bytes(), "give a smaller --cache"
-    )
-    try:
-        return torch.zeros(count, size, dtype=torch.uint8, device=device.torch_device)
-    except RuntimeError as failed:
-        reason = str(failed).splitlines()[0]
-        raise InputError(f"{count} expert slots of {size:,} bytes cannot be had on {device.name} ({reason})") from None
+class Room:
+    """A buffer of slots on ``device`` that one run after another uses, made anew only where it is too small."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._bytes: torch.Tensor | None = None
+
+    def of(self, count: int, size: int) -> "torch.Tensor":
+        """Slots (count, size) uint8. Raises InputError if the device has too little memory."""
+        torch, device = the_torch(), self._device
+        if self._bytes is None or self._bytes.shape[0] < count or self._bytes.shape[1] != size:
+            self._bytes = None  # its memory may be needed
+            what = f"GPU memory for {count} expert slots"
+            refuse_too_little(what, count * size, device.free_bytes(), "give a smaller --cache")
+            try:
+                self._bytes = torch.zeros(count, size, dtype=torch.uint8, device=device.torch_device)
+            except RuntimeError as failed:
+                reason = str(failed).splitlines()[0]
+                raise InputError(f"{count} slots of {size:,} bytes cannot be had on {device.name} ({reason})") from None
+        return self._bytes[:count]

@@ -22,7 +22,7 @@ import numpy as np
 
 from realrun.check import Checker
 from realrun.device import Device, Event
-from realrun.device_cache import DeviceCache
+from realrun.device_cache import DeviceCache, Room
 from realrun.experts import Experts
 from realrun.faults import RunError
 from realrun.host_store import HostStore
@@ -124,7 +124,7 @@ class RealRun:
         keep_outputs: keep each step's logits.
         stop: asked now and then whether the run should end early.
         progress: told the number of steps done.
-        room: a slot buffer to use again.
+        room: slots to use again.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class RealRun:
         keep_outputs: bool = False,
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int], None] = lambda steps: None,
-        room: "torch.Tensor | None" = None,
+        room: Room | None = None,
     ) -> None:
         self.stage, self.work, self.plan = stage, work, plan
         self.device: Any = stage.device
@@ -226,7 +226,8 @@ class RealRun:
         many = min(step.top_k, self.cache.n_slots)
         pairs = [(pair, pair + 1) for pair in range(many)]
         self.device.compute.launch(self.experts.launch, step.states, step.outputs, list(range(many)), pairs, take)
-        self.device.compute.launch(step.outputs.zero_)
+        for tensor in (step.outputs, step.tokens):  # every run begins alike
+            self.device.compute.launch(tensor.zero_)
         self.device.synchronize()
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -590,9 +591,11 @@ def _no_garbage() -> Iterator[None]:
     """No pauses of Python's collector while microseconds count."""
     was = gc.isenabled()
     gc.collect()
+    gc.freeze()  # capturing a graph collects too: let it find little to look through
     gc.disable()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was:
             gc.enable()

@@ -35,7 +35,7 @@ class Predictions:
         kind = torch.bfloat16 if self.on_gpu else torch.float32
         where = device.torch_device if self.on_gpu else torch.device("cpu")
         entries = max(_NEAREST, _TABLE_BYTES // (dims * software.element_bytes))
-        self._table = torch.zeros(entries, dims, dtype=kind, device=where)
+        self._table = torch.randn(entries, dims, device=where).to(kind)
         self._query = torch.ones(dims, dtype=kind, device=where)
         self._answer = device.small(_NEAREST)
 

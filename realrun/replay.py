@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realrun.device import Device, open_device
+from realrun.device_cache import Room
 from realrun.engine import Outcome, RealRun, Stage
 from realrun.experts import expert_size
 from realrun.host_store import HostStore, host_bytes
@@ -30,7 +31,7 @@ from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Rig:
     model: ModelSpec
     seed: int = 0
     layers: Layers | None = None
-    room: "torch.Tensor | None" = None
+    room: Room | None = None
 
     def stage(self, scene: Scene) -> Stage:
         """What a run of ``scene`` needs; the model's resident part is made anew if its contexts are longer."""
@@ -133,8 +134,8 @@ def execute(
     terms = settle(scene.work, plan, scene.budget, discipline, chunks)
     stage = rig.stage(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
+    rig.room = rig.room or Room(rig.device)
     one = RealRun(stage, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
-    rig.room = one.cache.room
     return one.execute()
 
 
