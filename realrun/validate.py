@@ -98,22 +98,20 @@ def validate(asked: Asked, command: str) -> Record:
         with _rig(first.model, asked) as rig:
             pairs = [(cache, entry) for cache in scenes for entry in wanted]
             for number, (cache, (name, label, values)) in enumerate(pairs, 1):
-                if stop():
-                    break
                 begin = time.monotonic()
                 try:
-                    pair = _both(scenes[cache], name, values, rig, asked.check, stop)
+                    pair = None if stop() else _both(scenes[cache], name, values, rig, asked.check, stop)
                 except InputError as reason:
                     record.left_out.append(f"{label} at {cache}: {reason}")
                     continue
-                if pair is None:  # stopped half-way: half a run is no pair
+                if pair is None:  # half a run is no pair
                     break
                 _add(record, cache, label, *pair, scenes[cache].hardware)
-                record.complete = number == len(pairs)
                 record.write(asked.folder)
                 _say(record, number, len(pairs), time.monotonic() - begin)
-        record.complete = not stop()
-        if asked.baseline and not stop():
+            else:
+                record.complete = True
+        if asked.baseline and record.complete:
             record.baselines = baselines(machine, first.model, record.reports)
     record.write(asked.folder, plot=True)
     return record

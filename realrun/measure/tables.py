@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TABLES, ENTRIES, DIMS, NEAREST = 2, 2000, 4096, 8
 """Two tables of 2,000 entries of Mixtral's hidden size, the 8 nearest of each."""
 
-SHAPES = ((4, 1024, 4), (8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 256, 4), (16, 256, 8), (16, 512, 4), (32, 256, 8))
+SHAPES = ((4, 1024, 4), (8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 256, 8), (16, 512, 4))
 """Entries of a block, columns at a time and warps of the kernels that are tried."""
 
 

@@ -1,0 +1,175 @@
+"""Validation: what is compared, what is written, and what an interruption leaves."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+import realrun.validate
+from realrun.__main__ import main
+from realrun.agreement import PARTS, Row, compare, matters, summarise
+from realrun.baselines import baselines, pageable_ms
+from realrun.measure.machine import Machine
+from realrun.record import Record
+from realrun.replay import scaled
+from realrun.validate import Asked, validate
+from sim.model import load_model
+from sim.replay import bundled_traces, plan_for, replay, scene
+from traces.errors import InputError
+
+TRACE = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
+NUMBER = st.one_of(st.none(), st.floats(0, 1e9))
+
+
+def asked(folder, **changes) -> Asked:
+    """Two steps of a Mixtral 128 times narrower, on the CPU."""
+    small = Asked(
+        trace=TRACE, policies=["on-demand", "lru"], caches=["25%"], folder=folder, hardware="h200", software="fast",
+        profile=[TRACE], steps=2, scale=128, device="cpu", baseline=False,
+    )  # fmt: skip
+    return replace(small, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Record:
+    return validate(asked(tmp_path_factory.mktemp("val")), "the command")
+
+
+@given(NUMBER, NUMBER)
+def test_errors_are_simulated_over_measured(simulated: float | None, measured: float | None) -> None:
+    error = Row("p", "c", "throughput", "tokens/s", simulated, measured).error
+    if simulated is None or measured is None:
+        assert error is None
+    elif measured == 0:
+        assert error == (0 if simulated == 0 else None)
+    else:
+        assert error == pytest.approx((simulated - measured) / measured, abs=1e-9, rel=1e-6)
+    points = Row("p", "c", "hits", "share", simulated, measured).error
+    assert points == (None if None in (simulated, measured) else simulated - measured)
+
+
+def test_a_run_agrees_with_itself() -> None:
+    report = replay(scene(TRACE, hardware="h200"), "lru")
+    rows = compare(report, report, "25%")
+    assert {row.component for row in rows} >= {"throughput", "hits", "late", "misses", "bytes", "TTFT mean", *PARTS}
+    assert all(row.error in (0, None) for row in rows)
+    summary = summarise(rows)
+    assert (summary.throughput_worst, summary.shares_worst, summary.parts_worst, summary.pairs) == (0, 0, 0, 1)
+
+
+def test_the_parts_of_the_time_are_the_time_of_a_token() -> None:
+    report = replay(scene(TRACE, hardware="h200"), "clairvoyant")
+    rows = {row.component: row for row in compare(report, report, "25%")}
+    whole = sum(rows[part].measured for part in PARTS)
+    assert whole == pytest.approx(1e3 / report.tokens_per_s, rel=1e-6)
+
+
+def test_what_takes_no_time_is_not_compared_by_itself() -> None:
+    parts = [Row("p", "c", part, "ms", 10.0, 10.0) for part in PARTS[:2]]
+    small, large = Row("p", "c", PARTS[2], "ms", 0.1, 0.0), Row("p", "c", PARTS[2], "ms", 0.3, 0.0)
+    speed = Row("p", "c", "throughput", "tokens/s", 1.0, 1.0)
+    assert not matters(small, [*parts, small]) and matters(large, [*parts, large])
+    assert summarise([*parts, small, speed]).parts_worst == 0
+    assert summarise([*parts, large, speed]).parts_worst == 1
+    with pytest.raises(ValueError, match="no pair"):
+        summarise(parts)
+
+
+def test_demand_only_policies_find_the_same_on_both_clocks(finished: Record) -> None:
+    assert finished.complete and not finished.left_out
+    rows = [row for row in finished.rows if row.component in ("hits", "late", "misses", "look-ups", "bytes")]
+    assert len(rows) == 10 and all(row.error == 0 for row in rows)
+    for pair in finished.reports:
+        assert (pair["simulated"]["clock"], pair["measured"]["clock"]) == ("simulated", "measured")
+        assert pair["simulated"]["tokens"] == pair["measured"]["tokens"] == 2
+
+
+def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
+    finished.write(tmp_path, plot=True)
+    data = json.loads((tmp_path / "validation.json").read_text())
+    with (tmp_path / "validation.csv").open(newline="") as lines:
+        table = list(csv.DictReader(lines))
+    assert len(table) == len(data["components"]) == len(finished.rows)
+    for line, row in zip(table, finished.rows, strict=True):
+        assert line["simulated"] == ("" if row.simulated is None else repr(row.simulated))
+        assert line["error"] == ("" if row.error is None else repr(row.error))
+    assert data["complete"] and data["summary"]["pairs"] == 2
+    text = (tmp_path / "validation.md").read_text()
+    assert "the command" in text and text.count("\n| lru | 25% |") == 1
+    assert (tmp_path / "validation.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json", ".md", ".png"]
+
+
+def test_an_interruption_leaves_what_was_finished(tmp_path, monkeypatch) -> None:
+    asks = []
+    plain = realrun.validate._both
+
+    def both(*arguments):
+        asks.append(arguments)
+        return plain(*arguments) if len(asks) == 1 else None  # the second run is stopped half-way
+
+    monkeypatch.setattr(realrun.validate, "_both", both)
+    record = validate(asked(tmp_path, policies=["lru", "lfu", "fifo"]), "x")
+    data = json.loads((tmp_path / "validation.json").read_text())
+    assert not data["complete"] and not record.complete
+    assert [report["policy"] for report in data["reports"]] == ["lru"]
+    assert "interrupted" in (tmp_path / "validation.md").read_text()
+
+
+def test_a_policy_that_cannot_run_is_left_out_by_name(tmp_path) -> None:
+    record = validate(asked(tmp_path, policies=["lru", "popularity"], profile=None, caches=["1", "25%"]), "x")
+    assert len(record.left_out) + len(record.reports) == 4
+    assert all(line.split(" at ")[0] in ("lru", "popularity") for line in record.left_out)
+
+
+def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
+    out = str(tmp_path / "out")
+    small = ["--device", "cpu", "--scale", "128", "--steps", "1", "--hardware", "h200", "-o", out]
+    assert main(["validate", str(TRACE), "--policies", "nobody", *small]) == 2
+    assert "'nobody' is unknown" in capsys.readouterr().err
+    assert main(["validate", str(TRACE), "--policies", "lru", *small]) == 2
+    assert "h200 has no measured look-ups" in capsys.readouterr().err
+    assert main(["validate", str(TRACE), "--policies", "lru", "--device", "cuda", "-o", out]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_baselines_are_set_against_the_measured_runs() -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    machine, model = Machine("cpu", 3), scaled(load_model("mixtral-8x7b"), 64)
+    ours = [{"policy": "on-demand", "cache": "25%", "measured": {"tpot_ms": {"mean": 64.0}}}]
+    found = baselines(machine, model, ours)
+    assert not found["left_out"]
+    assert found["ms"]["on-demand at 25%"] == 2.0
+    for name in ("accelerate cpu_offload", "on-demand copies, pageable"):
+        ms = found["ms"][name]
+        assert ms > 0
+        assert f"{ms / 2.0:.1f} times on-demand at 25% (2.00 ms)" in found["ratios"][name]
+
+
+def test_what_a_baseline_cannot_be_is_said() -> None:
+    machine, model = Machine("cpu", 3), scaled(load_model("qwen1.5-moe-a2.7b"), 64)
+    assert pageable_ms(machine, model, calls=2) > 0
+    assert (
+        "no model of transformers' Mixtral class" in baselines(machine, model, [])["left_out"]["accelerate cpu_offload"]
+    )
+
+
+def test_plans_are_made_once_and_shared(tmp_path, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(realrun.validate, "plan_for", lambda *a: made.append(a) or plan_for(*a))
+    validate(asked(tmp_path, policies=["lru"]), "x")
+    assert len(made) == 1
+
+
+def test_no_pair_at_all_is_said(tmp_path) -> None:
+    record = Record("x", {})
+    record.write(tmp_path)
+    assert "no pair of runs" in (tmp_path / "validation.md").read_text()
+    with pytest.raises(InputError):
+        validate(asked(tmp_path, steps=0), "x")
