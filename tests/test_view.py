@@ -87,12 +87,43 @@ def test_embeddings_and_look_ahead_of_the_running_rows() -> None:
     assert (view.lookahead(1) == lookahead[[0, 1, 4, 2, 5, 3], 0]).all()
 
 
+def test_probabilities_below_a_point_of_all_experts() -> None:
+    probs = np.arange(6 * 2 * 5, dtype=np.uint8).reshape(6, 2, 5)
+    view = View((world := small(probs=probs)).trace, world.work)
+    assert view.probs(0).shape == (6, 0, 5)
+    assert (view.probs(2) == probs[[0, 1, 4, 2, 5, 3]]).all()
+    # The same where a trace keeps the largest two alone: the others are 0.
+    ids = np.tile(np.array([[[4, 1], [0, 2]]], np.int16), (6, 1, 1))
+    view = View((world := small(probs=probs[:, :, :2], prob_experts=ids)).trace, world.work)
+    assert view.probs(1)[3].tolist() == [[0, int(probs[2, 0, 1]), 0, 0, int(probs[2, 0, 0])]]
+    assert view.probs(2)[3, 1].tolist() == [int(probs[2, 1, 0]), 0, int(probs[2, 1, 1]), 0, 0]
+
+
+@given(worlds())
+@settings(max_examples=60)
+def test_sums_over_the_past_are_those_over_earlier_tokens_of_the_sequence(world: World) -> None:
+    trace, work = world.trace, world.work
+    table = np.random.default_rng(0).integers(-9, 10, (trace.n_layers, trace.n_experts, 3))
+    view = View(trace, work)
+    sums = view.past_sum(table)
+    for row, found in zip(work.schedule.rows[view.decoding].tolist(), sums.tolist(), strict=True):
+        expected = np.zeros(3, np.int64)
+        for earlier in np.flatnonzero(trace.sequence[:row] == trace.sequence[row]).tolist():
+            for layer in range(trace.n_layers):
+                for expert in trace.experts[earlier, layer].tolist():
+                    if expert >= 0:
+                        expected += table[layer, expert]
+        assert found == expected.tolist()
+
+
 def test_what_the_trace_lacks_is_named() -> None:
     world = small()
     with pytest.raises(InputError, match="no array embeddings"):
         View(world.trace, world.work).embedding(0)
     with pytest.raises(InputError, match="no array lookahead"):
         View(world.trace, world.work).lookahead(1)
+    with pytest.raises(InputError, match="no array probs"):
+        View(world.trace, world.work).probs(1)
 
 
 def test_the_future_is_for_clairvoyant_policies() -> None:
@@ -147,7 +178,7 @@ def other_future(world: World, step: int, seed: int) -> World:
 def acts(world: World, policy: type[Policy], values: dict[str, object], step: int) -> list[tuple[Any, ...]]:
     """Everything that begins before the end of ``step``; of a copy that goes on then, only that it began."""
     made = policy(world.setting, policy.takes.model_validate(values))
-    witness = Witness(world, made.plan(View(world.trace, world.work, made.clairvoyant)))
+    witness = Witness(world, made.plan(made.view(world.trace, world.work)))
     log = witness.log()
     end = int(log.finish[step])
     told = [_told(event, end) for event in witness.events if event.begin < end]

@@ -32,6 +32,10 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "lfu": [{}, {"scope": "layer"}, {"counts": "always"}],
     "previous-token": [{}, {"ahead": 1}, {"ahead": 2}],
     "popularity": [{}, {"by": "domain"}],
+    "moe-infinity": [{}, {"capacity": 2, "most": 1}, {"beside": True}],
+    "finemoe": [{}, {"capacity": 2, "distance": 1}, {"distance": 2}],
+    "fmoe": [{}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}],
+    "promoe": [{"epochs": 1}, {"epochs": 1, "stride": 2, "window": 2}, {"epochs": 1, "beside": False, "first": 3}],
 }
 """Parameters worth trying, a policy; any other is tried with its defaults."""
 REPORT_FIELDS = {
