@@ -1,0 +1,277 @@
+"""What every loop over layer calls does on a device, whoever drives it: look up, claim, wait, let go, decide.
+
+Slots of a call are pinned from its look-up until the event after its last kernel has been seen. Counters, look-ups and
+the order of service are the simulator's own (``sim.cache``, ``sim.link``); only time is the device's. Whoever waits
+takes a turn: it sees what has landed, lets go of slots whose kernels have ended and hands over more copies. Nothing
+else blocks.
+"""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from realrun.check import Checker
+from realrun.device import Device, Event
+from realrun.device_cache import DeviceCache, Room
+from realrun.faults import RunError
+from realrun.host_store import HostStore
+from realrun.link import CopyLink
+from realrun.predicting import Predictions
+from sim.cache import LOADING, RESIDENT
+from sim.clock import Clock
+from sim.eviction import NEVER
+from sim.link import Transfer
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
+from sim.plan import Plan
+from sim.terms import Terms
+
+STUCK_SECONDS = 120.0
+
+Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
+"""What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
+
+
+class Stopped(Exception):
+    """Somebody wants the run to end."""
+
+
+@dataclass
+class Times:
+    """Marks between which the device did something, to be read when the run is over."""
+
+    layer: list[tuple[int, Event, Event]] = field(default_factory=list)
+    shared: list[tuple[int, Event, Event]] = field(default_factory=list)
+    experts: list[tuple[int, Event, Event]] = field(default_factory=list)
+    head: list[tuple[int, Event, Event]] = field(default_factory=list)
+    stall_demand: list[tuple[int, Event, Event]] = field(default_factory=list)
+    stall_late: list[tuple[int, Event, Event]] = field(default_factory=list)
+    stall_host: list[tuple[int, Event, Event]] = field(default_factory=list)
+
+
+class Loop:
+    """The state of one run, and what its driver does with it.
+
+    Args:
+        device, store: where experts run, and where they are copied from.
+        shape: routed layers and experts a layer.
+        plan, terms: what the policy decided for all of the run, and what ``sim.terms.settle`` made of it.
+        predictions: does what the plan charges for predicting.
+        check: compare every slot with its stamp, before and after its kernels.
+        stop: asked now and then whether the run should end early.
+        room: slots to use again.
+        first_call: of each expert, for clairvoyant rules.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        store: HostStore,
+        shape: tuple[int, int],
+        plan: Plan,
+        terms: Terms,
+        predictions: Predictions,
+        *,
+        check: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        room: Room | None = None,
+        first_call: np.ndarray | None = None,
+    ) -> None:
+        self.device: Any = device
+        self.plan = plan
+        self.n_layers, self.n_experts = shape
+        self.counters = Counters()
+        self.cache = DeviceCache(
+            device, store.size, *shape, terms.slots, plan.eviction, first_call, room
+        )  # fmt: skip
+        self.link = CopyLink(
+            Clock(), self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check
+        )
+        self.checker = Checker(self.device, self.cache, self.n_experts) if check else None
+        self.times = Times()
+        self.found = bytearray()
+        """What each look-up found; 0 is REUSE_HIT."""
+        self.predict: list[int] = []
+        """Time spent predicting on the critical path, a step, ns."""
+        self._next_call: list[int] = []
+        self._to_host: list[bool] = []
+        self._predictions, self._stop = predictions, stop
+        self._holding: deque[tuple[Event, list[int]]] = deque()
+        self._asides: list[tuple[Event, list[tuple[int, int, int]]]] = []
+        self._moved_at = time.monotonic()
+        self._turns = 0
+
+    # -- one call ------------------------------------------------------------------------------------------------
+
+    def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
+        """Find each needed expert resident, under way or absent; return those under way."""
+        cache, link, counters, found = self.cache, self.link, self.counters, self.found
+        late: set[int] = set()
+        for i, expert in enumerate(needed, first):
+            state = cache.state[expert]
+            if state == RESIDENT:
+                if not cache.used[expert]:
+                    found[i] = PREFETCH_HIT
+                    cache.used[expert] = 1
+                    counters.useful_prefetch(expert)
+            else:
+                link.forget_if_passed(expert, call)
+                transfer = link.transfers.get(expert)
+                if transfer is not None:
+                    found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
+                    counters.late[transfer.phase] += 1
+                    late.add(expert)
+                    link.demand(expert)
+                else:
+                    hosted = bool(self._to_host) and self._to_host[i]
+                    found[i] = HOSTED if hosted else MISS
+                    if hosted:
+                        continue  # it gets no slot, so its pool's rule hears nothing of it
+            cache.needed(expert, self._next_call[i] if self._next_call else NEVER)
+        return late
+
+    def _rest(self, call: int, late: set[int]) -> list[Transfer]:
+        """Insist on what was requested for ``call``, is under way and is not needed; return it."""
+        link, wanted, n_experts = self.link, self.cache.wanted_until, self.n_experts
+        layer = call % self.n_layers * n_experts
+        return [
+            link.insist(expert)
+            for expert in range(layer, layer + n_experts)
+            if expert not in late and wanted[expert] == call and expert in link.transfers
+        ]
+
+    def _claim(self, group: list[int]) -> tuple[list[int], list[Transfer]]:
+        """Pin a wave and demand what it lacks: what is resident, and what to wait for, those under way first."""
+        cache, link = self.cache, self.link
+        ready: list[int] = []
+        under_way: list[Transfer] = []
+        absent: list[Transfer] = []
+        for expert in group:
+            cache.pinned[expert] = 1
+            if cache.state[expert] == RESIDENT:
+                ready.append(expert)
+            else:
+                (under_way if expert in link.transfers else absent).append(link.demand(expert))
+        return ready, under_way + absent
+
+    def _stand_still(self, call: int, transfer: Transfer, late: bool, since: Event | None = None) -> None:
+        """Have the computing stream wait for ``transfer``, from ``since`` on or now, and time that."""
+        idle = self.device.compute.mark() if since is None else since
+        while transfer.event is None:  # no slot is free yet
+            self._turn()
+        self._wait_for(transfer)
+        stalls = self.times.stall_late if late else self.times.stall_demand
+        stalls.append((call, idle, self.device.compute.mark()))
+
+    def _wait_for(self, transfer: Transfer) -> None:
+        """The computing stream waits for a copy; the host does not."""
+        self.device.compute.wait(transfer.event)
+
+    def _hold(self, until: Event, group: list[int]) -> None:
+        """Keep the slots of a wave pinned until its last kernel has ended."""
+        self._holding.append((until, group))
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _await(self, event: Event) -> None:
+        """Look after the link until ``event`` has been seen; all that was launched before it is over then."""
+        while not event.query():
+            self._turn()
+        self._turn()
+
+    def _await_free(self) -> None:
+        """Until no wave holds its slots any more."""
+        while self._holding:
+            self._turn()
+
+    def _turn(self) -> None:
+        """What the host does while it waits."""
+        if self.link.poll() | self._let_go():
+            self._moved_at = time.monotonic()
+        for index, (event, requests) in enumerate(self._asides):
+            if event.query():
+                del self._asides[index]
+                self._request(requests)
+                self.link.kick()
+                break
+        self.device.breathe()
+        self._turns += 1
+        if not self._turns % 256:
+            if self._stop():
+                raise Stopped
+            if time.monotonic() - self._moved_at > STUCK_SECONDS:
+                queued = sorted(self.link.transfers)[:8]
+                raise RunError(f"nothing has moved for {STUCK_SECONDS:.0f} s; experts asked for: {queued}")
+
+    def _let_go(self) -> bool:
+        """Free the slots of waves whose kernels have ended."""
+        gone = False
+        while self._holding and self._holding[0][0].query():
+            self.link.poll()  # their copies ended before their kernels
+            _, group = self._holding.popleft()
+            for expert in group:
+                self.cache.pinned[expert] = 0
+                if not self.plan.keep:
+                    self.cache.release(expert)
+            self.link.kick()
+            gone = True
+        return gone
+
+    # -- the policy ----------------------------------------------------------------------------------------------
+
+    def _decide(self, decision: Moment, number: int) -> None:
+        """Execute what is decided at a moment of step ``number``: new values, the work of predicting, requests."""
+        values, cost, requests = decision
+        for first, row in values:
+            self.cache.valued(first, row)
+        if cost and self.plan.prediction.critical:
+            self._predicting(number, cost)
+        elif cost:
+            self._asides.append((self._predictions.begin(cost, critical=False), requests))
+            return
+        self._request(requests)
+
+    def _predicting(self, number: int, ns: int) -> None:
+        begin = time.perf_counter_ns()
+        self._await(self._predictions.begin(ns, critical=True))
+        self.predict[number] += time.perf_counter_ns() - begin
+
+    def _request(self, requests: list[tuple[int, int, int]]) -> None:
+        link = self.link
+        for expert, call, priority in requests:
+            if call > link.passed:
+                link.request(expert, call, priority)
+
+    def _stream_next_layer(self, call: int) -> None:
+        n_experts = self.n_experts
+        layer = call % self.n_layers
+        for expert in range(layer * n_experts, (layer + 1) * n_experts):
+            self.link.request(expert, call, call)
+
+    def _spent(self, spans: list[tuple[int, Event, Event]], size: int) -> np.ndarray:
+        """Device time between marks, summed by number, of the first ``size`` numbers."""
+        total = np.zeros(size, np.int64)
+        for index, begin, end in spans:
+            if index < size:
+                total[index] += self.device.between(begin, end)
+        return total
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """No pauses of Python's collector while microseconds count."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # capturing a graph collects too: let it find little to look through
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was:
+            gc.enable()
