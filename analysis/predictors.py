@@ -222,6 +222,7 @@ def draw(data: Data, figure: "Figure") -> None:
         above.set_title(f"{model} (small, trained)", fontsize=9)
         above.set_xlabel("layers ahead")
         above.set_xscale("log", base=2)
+        above.set_xticks(data["horizons"], [str(h) for h in data["horizons"]])
         below.set_xlabel("routed layer, predicted right before it")
     axes[0][0].set_ylabel("recall")
     axes[1][0].set_ylabel("recall")

@@ -161,7 +161,8 @@ def _claims(data: Data) -> Sheet:
     """Each claim of the paper beside the simulated mean of the same, for every software and reading of it."""
     shown: tuple[Metric, ...] = ("throughput", "hit ratio")
     rows = []
-    for model, rival, metric in product(dict.fromkeys(m["model"] for m in data["means"]), RIVALS, shown):
+    models = dict.fromkeys([ALL, *(m["model"] for m in data["means"])])
+    for model, rival, metric in product(models, RIVALS, shown):
         means = [
             m
             for m in data["means"]
@@ -176,11 +177,11 @@ def _claims(data: Data) -> Sheet:
         "Published: DoMoE's ratio over the rival, as the paper's text gives it. Simulated: mean over workloads (and "
         "models) of the same ratio, with a 95 % bootstrap interval over sequences, drawn with replacement and paired "
         "between both policies. It covers which sequences were drawn, not another training, text, order or machine.",
-        "Most: the largest ratio over that rival that any policy could have, by the bounds on compute and link, or with "
-        "hits alone; a claim above it is impossible at batch 1 on this hardware and cache.",
+        "Most: the largest ratio over that rival that any policy could have, by the bounds on compute and link, or "
+        "with hits alone; a claim above it is impossible at batch 1 on this hardware and cache.",
         f"N is {data['entries']:,} entries a domain, or what the traces hold. Eviction is not in the paper; DoMoE and "
-        f"FMoE both evict what their tables' entries take least. Models in the simulation are small trained ones of the "
-        f"named topology; costs are those of the released model.",
+        f"FMoE both evict what their tables' entries take least. Models in the simulation are small trained ones of "
+        f"the named topology; costs are those of the released model.",
     )
     columns = ["model", "ratio of", "over", "software", "published", "simulated", "most", "so"]
     return Sheet("Table 2: published claims and simulated means", columns, rows, notes)
