@@ -18,7 +18,6 @@ from sim.plan import Discipline, Host, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
 from sim.software import Software, builtin_software
 from sim.terms import slots_of
-from sim.view import View
 from sim.workload import Schedule, Workload, batched, workload
 from tests.strategies import traces
 from traces.errors import InputError
@@ -32,6 +31,10 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "lfu": [{}, {"scope": "layer"}, {"counts": "always"}],
     "previous-token": [{}, {"ahead": 1}, {"ahead": 2}],
     "popularity": [{}, {"by": "domain"}],
+    "cache-moe": [{}, {"speculate": 0}, {"speculate": 1}],
+    "pregated-moe": [{}, {"cache": "lfu"}, {"cache": "lru"}],
+    "fiddler": [{}, {"beside": False}, {"host_gbps": 1e6, "tokens": 0.5}, {"host_gbps": 0.05, "shared_gbps": 0.01}],
+    "oracle": [{}, {"accuracy": 0.5, "ahead": 2}, {"accuracy": 0.0, "ahead": 0}, {"random": True}],
     "moe-infinity": [{}, {"capacity": 2, "most": 1}, {"beside": True}],
     "finemoe": [{}, {"capacity": 2, "distance": 1}, {"distance": 2}],
     "fmoe": [{}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}],
@@ -70,11 +73,13 @@ class World:
     def plan(self, policy: str, values: dict[str, object] | None = None) -> Plan:
         """What ``policy`` decides here."""
         made = make_policy(policy, self.setting, values)
-        return made.plan(View(self.trace, self.work, made.clairvoyant))
+        return made.plan(made.view(self.trace, self.work))
 
     def bounds(self) -> Bounds:
         """Bounds at the most bytes a second that one copy reaches."""
-        rates = [size / ns * 1e9 for size, ns in zip(self.work.expert_bytes, self.work.copy_ns, strict=True)]
+        spared = self.work.latency_ns if self.work.chained else 0
+        times = [max(1, ns - spared) for ns in self.work.copy_ns]
+        rates = [size / ns * 1e9 for size, ns in zip(self.work.expert_bytes, times, strict=True)]
         return bounds(self.work, self.budget, max(rates))
 
     def fits(self, plan: Plan) -> bool:
@@ -176,6 +181,7 @@ def coarse(work: Workload, rng: np.random.Generator) -> Workload:
         head_ns=few(work.head_ns, 3),
         copy_ns=tuple(latency + int(ns) for ns in rng.integers(1, 12, work.n_layers)),
         latency_ns=latency,
+        chained=bool(rng.integers(2)),
     )
 
 

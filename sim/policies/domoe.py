@@ -21,12 +21,15 @@ from sim.hardware import Hardware
 from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.predictors.activations import ActivationMatrices
 from sim.predictors.adaptive import held_out, miss_by_offset, objective, sampled, shortest
-from sim.predictors.base import top
+from sim.predictors.base import Predictor, top
+from sim.predictors.domain import Domain
 from sim.predictors.matching import Matching, Reading
 from sim.predictors.neighbours import Keys, Neighbours
-from sim.predictors.prototypes import ITERATIONS, Prototypes
-from sim.predictors.table import Table, tables
+from sim.predictors.prototypes import ITERATIONS
+from sim.predictors.table import Table
+from sim.predictors.table import tables as tables_of
 from sim.view import View
 
 
@@ -43,7 +46,8 @@ class DomoeParameters(base.Parameters):
         reading: of the lost matching formula: A the mean over the prompt's centres, B the largest cosine of all.
         keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
         layers: where to predict: adaptive (least expected time), sampled (the best of random sets), all, every:N.
-        mode: full; table (the paper's ablation: a prediction at every layer).
+        mode: full; table, a prediction at every layer; or trajectory, the same with MoE-Infinity's predictor (the
+            paper's ablation).
         fetch: experts asked for, a layer; 0 for as many as a token takes.
         reach: layers that a prediction covers at least; 0 for those up to the next prediction.
         eviction: score: by how often the entries of the matched tables took an expert; lru; or lfu.
@@ -59,7 +63,7 @@ class DomoeParameters(base.Parameters):
     reading: Reading = "A"
     keys: Keys = "layer"
     layers: str = "adaptive"
-    mode: Literal["full", "table"] = "full"
+    mode: Literal["full", "table", "trajectory"] = "full"
     fetch: int = Field(default=0, ge=0)
     reach: int = Field(default=0, ge=0)
     eviction: Literal["lru", "lfu", "score"] = "score"
@@ -74,8 +78,8 @@ class DomoeParameters(base.Parameters):
 
     @model_validator(mode="after")
     def _ablated(self) -> Self:
-        if self.mode == "table" and self.layers not in ("adaptive", "all"):
-            raise ValueError("mode full where layers are chosen: mode table predicts at all of them")
+        if self.mode != "full" and self.layers not in ("adaptive", "all"):
+            raise ValueError(f"mode full where layers are chosen: mode {self.mode} predicts at all of them")
         return self
 
 
@@ -87,20 +91,22 @@ class Domoe(Policy):
     takes = DomoeParameters
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
-    variants = ("keys=entry", "mode=table", "eviction=lru")
+    variants = ("keys=entry", "mode=table", "mode=trajectory", "eviction=lru")
     dear = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters
 
     def plan(self, view: View) -> Plan:
         """Match prompts, predict at the prediction layers, and charge both."""
+        if self.parameters.mode == "trajectory":
+            return self._trajectory(view)
         predictor = self.predictor(view.prompt_level, view.n_experts)
         chosen = predictor.consulted(view.prompts(), int(view.sequence.max(initial=-1)) + 1)
         points = self.prediction_layers(view.prompt_level, view.n_experts, view.n_layers)
         costs = _Costs(self, view, predictor, chosen, points)
         return Plan(
             eviction=self.parameters.eviction,
-            values=_popularity(view, predictor, chosen) if self.parameters.eviction == "score" else None,
+            values=_popularity(view, predictor.tables, chosen) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, points),
             prediction=costs.prediction(),
             gpu_bytes=costs.gpu_bytes,
@@ -108,30 +114,50 @@ class Domoe(Policy):
             note=self._note(points),
         )
 
+    def _trajectory(self, view: View) -> Plan:
+        """The ablation's first stage: all as it is, but activation matrices instead of tables, and no matching."""
+        predictor = ActivationMatrices(self.setting.profile, seed=self.setting.seed)
+        entries, width = predictor.collection.shape
+        software, points = self.setting.software, range(view.n_layers)
+        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
+        cost = [software.search_ns(self.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
+        once, zero = predictor.collection.sum(axis=0).astype(np.int64)[None], np.zeros(1, np.int64)
+        return Plan(
+            eviction=self.parameters.eviction,
+            values=Values(zero, zero, once) if self.parameters.eviction == "score" else None,
+            requests=self._requests(view, predictor, tuple(points)),
+            prediction=Prediction(
+                view.moment(steps[:, None], np.array(points)).ravel(), np.repeat(np.array(cost)[rows], view.n_layers)
+            ),
+            gpu_bytes=software.table_bytes(entries * width),
+            stream_prefill=True,
+            note=f"{entries:,} activation matrices of the profile's requests; predictions at routed layers: all",
+        )
+
     # -- what is learned ---------------------------------------------------------------------------------------------
 
     @cached_property
     def tables(self) -> list[Table]:
         """A routing table a domain."""
-        return tables(self.setting.profile, self.parameters.entries)
+        return tables_of(self.setting.profile, self.parameters.entries)
 
     def predictor(self, level: int, n_experts: int, among: list[Table] | None = None) -> Neighbours:
         """The predictor over ``among`` (default: the tables of the whole profile split)."""
         p, seed = self.parameters, self.setting.seed
         among = self.tables if among is None else among
-        prototypes = [Prototypes.build(table.keys[:, level], p.prototypes, seed) for table in among]
-        matching = Matching(prototypes, p.clusters, p.reading, p.tables, p.margin, seed)
+        domains = [Domain.build(table, level, p.entries, p.prototypes, seed) for table in among]
+        matching = Matching([domain.prototypes for domain in domains], p.clusters, p.reading, p.tables, p.margin, seed)
         return Neighbours(among, matching, votes=p.top_k, keys=p.keys, level=level, n_experts=n_experts)
 
     def miss_by_offset(self, level: int, n_experts: int) -> np.ndarray:
         """Chance of a misprediction by offset (L,), on sequences of the profile kept out of the tables."""
         rest, out = held_out(self.setting.profile, self.setting.seed)
-        predictor = self.predictor(level, n_experts, tables(rest, self.parameters.entries))
+        predictor = self.predictor(level, n_experts, tables_of(rest, self.parameters.entries))
         return miss_by_offset(predictor, out, self.fetch, self.setting.seed)
 
     def prediction_layers(self, level: int, n_experts: int, n_layers: int) -> tuple[int, ...]:
         """The layers at which predictions are invoked."""
-        kind = "all" if self.parameters.mode == "table" else self.parameters.layers
+        kind = self.parameters.layers if self.parameters.mode == "full" else "all"
         if kind == "all":
             return tuple(range(n_layers))
         if kind.startswith("every:"):
@@ -173,7 +199,7 @@ class Domoe(Policy):
 
     # -- what is asked for -------------------------------------------------------------------------------------------
 
-    def _requests(self, view: View, predictor: Neighbours, points: tuple[int, ...]) -> Requests:
+    def _requests(self, view: View, predictor: Predictor, points: tuple[int, ...]) -> Requests:
         """The best ``fetch`` experts of each layer that a prediction covers: nearer layers first, then by rank."""
         step = view.step[view.decoding]
         columns: list[np.ndarray] = [np.zeros((4, 0), np.int64)]
@@ -276,11 +302,11 @@ class _Costs:
         return ns
 
 
-def _popularity(view: View, predictor: Neighbours, chosen: np.ndarray) -> Values:
+def _popularity(view: View, tables: list[Table], chosen: np.ndarray) -> Values:
     """How often the entries of the tables consulted in a step took each expert; in force from its beginning."""
     width = view.n_layers * view.n_experts
-    counts = np.zeros((len(predictor.tables), width), np.int64)
-    for row, table in enumerate(predictor.tables):
+    counts = np.zeros((len(tables), width), np.int64)
+    for row, table in enumerate(tables):
         flat = np.arange(view.n_layers)[:, None] * view.n_experts + table.paths
         counts[row] = np.bincount(flat[table.paths >= 0], minlength=width)
     step = view.step[view.decoding]

@@ -36,7 +36,7 @@ class Neighbours:
     def __init__(
         self, tables: Sequence[Table], matching: Matching, *, votes: int, keys: Keys, level: int, n_experts: int
     ) -> None:
-        self.tables = tables
+        self.tables = list(tables)
         self.matching = matching
         self.votes = votes
         self.keys = keys

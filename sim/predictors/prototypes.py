@@ -82,8 +82,7 @@ class Prototypes:
         """After ``gone`` left, ``come`` joined and ``now`` is what there is (each (n, D)).
 
         Each is counted at its nearest centre, which moves to the mean direction of what it then stands for; that costs
-        two searches among the centres. After ``GROWTH`` they are clustered anew. Between the two, the mean distance
-        (1 - cosine) to the nearest centre stays within a tenth of a rebuild's on the bundled traces.
+        two searches among the centres. After ``GROWTH`` they are clustered anew.
         """
         if len(now) >= GROWTH * self.clustered or not len(self.centres):
             return Prototypes.build(now, k, seed)
