@@ -80,6 +80,7 @@ class Run:
             terms.discipline,
             self.counters,
             self.observer,
+            work.chained,
         )
         if plan.everything_resident:
             for expert in range(work.n_layers * work.n_experts):

@@ -274,6 +274,19 @@ class Hardware(_Checked):
         """
         return self._h2d(size)
 
+    def startup_ns(self, size: int) -> int:
+        """The part of `copy_ns` that a copy which follows another at once is spared, where that was measured.
+
+        Otherwise what does not scale with the size, which then every copy pays.
+        """
+        if self._queued is None:
+            return self.link_latency_ns
+        return max(0, self.copy_ns(size) - self._queued(size))
+
+    @cached_property
+    def _queued(self) -> "_CopyTime | None":
+        return None if self.link.queued is None else _CopyTime.measured(self.link.queued)
+
     @cached_property
     def link_latency_ns(self) -> int:
         """The part of every copy that does not scale with its size."""
@@ -281,8 +294,12 @@ class Hardware(_Checked):
 
     @cached_property
     def link_bytes_per_s(self) -> float:
-        """The largest bandwidth that any copy, however large, can reach: ``size / copy_ns(size)`` is never above it."""
-        return self._h2d.peak_bytes_per_s
+        """The largest bandwidth that any copy, however large, can reach: ``size / copy_ns(size)`` is never above it.
+
+        Nor is that of a copy among others in a row.
+        """
+        alone = self._h2d.peak_bytes_per_s
+        return alone if self._queued is None else max(alone, self._queued.peak_bytes_per_s)
 
     @property
     def link_source(self) -> str:

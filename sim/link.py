@@ -8,7 +8,8 @@ Order of service, by discipline:
 
 At one instant landings come first, then demands, then prefetches; a transfer that has moved nothing yet gives way at
 once (except in ``fifo``). A transfer costs ``latency + bytes / bandwidth`` from the measured curve; resuming one costs
-the latency again. Only boundaries that somebody waits for become events.
+the latency again, and where copies are ``chained`` one that follows another at once has none. Only boundaries that
+somebody waits for become events.
 
 A prefetch is dropped once its call has passed: from the queue without a trace on the link, at a boundary where it gave
 way with the bytes that it had moved. The victim is chosen when a transfer starts, not when it is queued.
@@ -53,7 +54,7 @@ class Transfer:
     """One expert on its way to the GPU."""
 
     __slots__ = (
-        "begin", "body", "demand", "event", "expert", "moved", "needed", "phase",
+        "begin", "body", "demand", "event", "expert", "lead", "moved", "needed", "phase",
         "prefetch", "priority", "serial", "started", "startup",
     )  # fmt: skip
 
@@ -61,7 +62,8 @@ class Transfer:
         self, expert: int, startup: int, body: int, serial: int, prefetch: bool, priority: int, phase: int
     ) -> None:
         self.expert = expert
-        self.startup = startup  # ns before the first byte, paid again on resuming
+        self.startup = startup  # ns before the first byte on an idle link, paid again on resuming
+        self.lead = startup  # that of the present stretch
         self.body = body  # ns of copying, at least 1
         self.serial = serial
         self.prefetch = prefetch  # issued as a prefetch; stays so when a demand joins
@@ -87,6 +89,7 @@ class Link:
         discipline: see the module.
         counters: where bytes and prefetch outcomes are counted.
         observer: told of every stretch on the link, or None.
+        chained: whether a transfer that follows another at once has no start-up.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Link:
         discipline: Discipline,
         counters: Counters,
         observer: Observer | None = None,
+        chained: bool = False,
     ) -> None:
         self.env = env
         self.cache = cache
@@ -108,6 +112,7 @@ class Link:
         self.discipline = discipline
         self.counters = counters
         self.observer = observer
+        self.chained = chained
         self.transfers: dict[int, Transfer] = {}
         """Everything queued, running or paused, by expert."""
         self.passed = -1
@@ -121,6 +126,7 @@ class Link:
         self._paused: Transfer | None = None
         self._ending: Event | None = None
         self._serial = 0
+        self._busy_until = -1  # when the last stretch that took any time ended
 
     # -- what the engine says ------------------------------------------------------------------------------------
 
@@ -291,7 +297,8 @@ class Link:
         self._running = transfer
         transfer.started = True
         transfer.begin = self.env.now
-        self._end_after(transfer.startup + transfer.body - transfer.moved, self._landed)
+        transfer.lead = 0 if self.chained and self._busy_until == self.env.now else transfer.startup
+        self._end_after(transfer.lead + transfer.body - transfer.moved, self._landed)
 
     def _end_after(self, delay: int, then: Callable[[Event], None]) -> None:
         """Schedule the end of the present stretch; an earlier schedule of it no longer counts."""
@@ -314,7 +321,7 @@ class Link:
 
     def _progress(self, transfer: Transfer) -> int:
         """How much of the body (ns) has been copied by now."""
-        return min(transfer.body, transfer.moved + max(0, self.env.now - transfer.begin - transfer.startup))
+        return min(transfer.body, transfer.moved + max(0, self.env.now - transfer.begin - transfer.lead))
 
     def _give_way(self, transfer: Transfer) -> None:
         """A demand waits: end the running prefetch at its next chunk boundary, or at once if it has not begun."""
@@ -326,7 +333,7 @@ class Link:
         chunk = -(-self._progress(transfer) * self.chunks // transfer.body)
         boundary = transfer.body * chunk // self.chunks
         if boundary < transfer.body:
-            at = transfer.begin + transfer.startup + boundary - transfer.moved
+            at = transfer.begin + transfer.lead + boundary - transfer.moved
             self._end_after(at - self.env.now, lambda ending: self._pause(ending, transfer, boundary))
 
     def _pause(self, ending: Event | None, transfer: Transfer, boundary: int) -> None:
@@ -342,6 +349,8 @@ class Link:
         """Count the stretch that ends now at ``moved`` ns of the body."""
         before = self._bytes(transfer)
         transfer.moved = moved
+        if self.env.now > transfer.begin:
+            self._busy_until = self.env.now
         self.counters.moved(transfer.prefetch, transfer.phase, self._bytes(transfer) - before)
         if self.observer and self.env.now > transfer.begin:
             kind = "demand" if not transfer.prefetch else "joined" if transfer.needed else "prefetch"

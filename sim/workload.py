@@ -89,6 +89,7 @@ class Workload:
         expert_bytes: bytes of one expert, a routed layer.
         copy_ns: time of copying one expert alone, a routed layer.
         latency_ns: its fixed part.
+        chained: whether a copy that follows another at once is spared that part.
         chunks: matrices of one expert, into which a transfer is cut by default.
     """
 
@@ -107,6 +108,7 @@ class Workload:
     copy_ns: tuple[int, ...]
     latency_ns: int
     chunks: int
+    chained: bool = False
 
     @property
     def n_calls(self) -> int:
@@ -207,8 +209,9 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         activations=activations,
         expert_bytes=tuple(model.expert_bytes),
         copy_ns=tuple(hardware.copy_ns(size) for size in model.expert_bytes),
-        latency_ns=hardware.link_latency_ns,
+        latency_ns=min(map(hardware.startup_ns, model.expert_bytes)),
         chunks=model.expert_matrices,
+        chained=hardware.link.queued is not None,
     )
     work.check_size()
     return work

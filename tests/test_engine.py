@@ -116,13 +116,17 @@ def recounted(work: Workload, witness: Witness) -> tuple[list[int], list[int], d
     issued: dict[int, int] = {}
     moved: dict[int, int] = {}
     landed: dict[int, int] = {}
+    busy_until = -1
     witness.of("step")  # fills in phases
     for event in witness.events:
         if event.kind == "requested" and event.detail[2] == "issued":
             issued[event.detail[0]] = event.phase
             moved.pop(event.detail[0], None)
         elif event.kind == "transfer":
-            _stretch(event, work.latency_ns, sizes, copies, issued, moved, landed, demand, prefetch, fate)
+            body = max(1, copies[event.detail[0]] - work.latency_ns)
+            lead = 0 if work.chained and event.begin == busy_until else copies[event.detail[0]] - body
+            busy_until = event.end
+            _stretch(event, lead, body, sizes, issued, moved, landed, demand, prefetch, fate)
         elif event.kind == "evicted":
             for victim in event.detail[0]:
                 if victim in landed:
@@ -139,18 +143,16 @@ def recounted(work: Workload, witness: Witness) -> tuple[list[int], list[int], d
 
 
 def _stretch(
-    event: Event, latency: int, sizes: list[int], copies: list[int], issued: dict[int, int], moved: dict[int, int],
+    event: Event, lead: int, body: int, sizes: list[int], issued: dict[int, int], moved: dict[int, int],
     landed: dict[int, int], demand: list[int], prefetch: list[int], fate: dict[str, list[int]],
 ) -> None:  # fmt: skip
     expert, kind, whole = event.detail
     if kind == "demand":
-        assert event.end - event.begin == copies[expert]
+        assert event.end - event.begin == lead + body
         demand[event.phase] += sizes[expert]
         return
-    body = max(1, copies[expert] - latency)
-    startup = copies[expert] - body
     before = moved.get(expert, 0)
-    now = before + max(0, event.end - event.begin - startup)
+    now = before + max(0, event.end - event.begin - lead)
     assert now <= body
     assert (now == body) == whole
     phase = issued[expert]

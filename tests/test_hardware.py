@@ -39,9 +39,11 @@ def plain(latency_us: float, gbps: float) -> Hardware:
     return Hardware.parse(text, "x.toml")
 
 
-def curved(points: list[list[int]]) -> Hardware:
-    """A profile with that measured curve."""
+def curved(points: list[list[int]], queued: list[list[int]] | None = None) -> Hardware:
+    """A profile with that measured curve, and perhaps one of copies in a row."""
     curve = f'h2d = {{ points = {points}, source = "a test" }}'
+    if queued is not None:
+        curve += f'\nqueued = {{ points = {queued}, source = "a test" }}'
     return Hardware.parse(PROFILE.replace("latency_us = 10\ngbps = 25", curve), "x.toml")
 
 
@@ -199,3 +201,12 @@ def test_catalogues_list_everything() -> None:
     assert hardware_table().row_count == len(hardware_json()) == len(builtin_hardware()) == 11
     assert models_table().row_count == len(models_json()) == 17
     json.dumps(models_json(), allow_nan=False)
+
+
+def test_a_copy_in_a_row_is_spared_what_the_row_shows() -> None:
+    points = [[100, 100], [1100, 1100]]
+    alone, row = curved(points), curved(points, queued=[[100, 80], [1100, 1080]])
+    assert alone.startup_ns(600) == alone.link_latency_ns == 0
+    assert [row.startup_ns(size) for size in (100, 600, 5000)] == [20, 20, 20]
+    assert row.link_bytes_per_s > alone.link_bytes_per_s
+    assert curved(points, queued=[[100, 200], [1100, 1200]]).startup_ns(100) == 0

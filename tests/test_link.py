@@ -141,6 +141,22 @@ def test_resuming_pays_the_latency_again() -> None:
     ]
 
 
+def test_what_follows_at_once_is_spared_the_latency_where_copies_are_chained() -> None:
+    # As above: the demand follows what gave way, and the rest of that follows the demand.
+    work = handmade([[[0], [0]]], 4, layer_ns=[5 * MS, 100 * MS], latency_ns=2 * MS)
+    scene = Scene(dataclasses.replace(work, chained=True), Plan(requests=CROWD, discipline="preemptive", chunks=8), 8)
+    assert scene.of("transfer")[:3] == [
+        (0, 5, 4, "prefetch", False),
+        (5, 13, 0, "demand", True),
+        (13, 18, 4, "prefetch", True),
+    ]
+    # One after the other by demand: an expert computes between two copies, and the link falls idle.
+    apart = dataclasses.replace(handmade([[[e]] for e in range(5)], 5, expert_ns=1, latency_ns=2 * MS), chained=True)
+    assert Run(apart, Plan(keep=False), 1_000_000).log().finish[-1] == 5 * (10 * MS + 1)
+    together = dataclasses.replace(handmade([[list(range(5))]], 5, latency_ns=2 * MS), chained=True)
+    assert Run(together, Plan(keep=False), 5_000_000).log().finish[-1] == 10 * MS + 4 * 8 * MS
+
+
 @pytest.mark.parametrize("discipline", ["fifo", "demand-first", "preemptive"])
 def test_small_copies_are_bound_by_latency(discipline: Discipline) -> None:
     # 1000 copies of 1 KB at 10 us latency and 25 GB/s.

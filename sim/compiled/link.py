@@ -233,7 +233,8 @@ def _run(m: Any, expert: int) -> None:
     transfer.begin = m.now
     m.running = expert
     m.boundary = -1
-    m.ending = m.now + transfer.startup + transfer.body - transfer.moved
+    transfer.lead = 0 if m.chained and m.busy_until == m.now else transfer.startup
+    m.ending = m.now + transfer.lead + transfer.body - transfer.moved
 
 
 @inlined
@@ -266,7 +267,7 @@ def _pause(m: Any, boundary: int) -> None:
 def _progress(m: Any, expert: int) -> int:
     """How much of the body (ns) of the running transfer has been copied by now."""
     transfer = transfer_at(m.transfers, expert)
-    return min(transfer.body, transfer.moved + max(0, m.now - transfer.begin - transfer.startup))
+    return min(transfer.body, transfer.moved + max(0, m.now - transfer.begin - transfer.lead))
 
 
 @inner
@@ -280,7 +281,7 @@ def _give_way(m: Any) -> None:
         boundary = transfer.body * chunk // m.chunks
         if boundary < transfer.body:
             m.boundary = boundary
-            m.ending = transfer.begin + transfer.startup + boundary - transfer.moved
+            m.ending = transfer.begin + transfer.lead + boundary - transfer.moved
 
 
 @inlined
@@ -289,6 +290,8 @@ def _account(m: Any, expert: int, moved: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     before = _bytes(m, expert)
     transfer.moved = moved
+    if m.now > transfer.begin:
+        m.busy_until = m.now
     crossed, counts = _bytes(m, expert) - before, counts_at(m.counts, transfer.phase)
     if transfer.prefetch:
         counts.prefetch_bytes += crossed

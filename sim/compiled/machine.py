@@ -55,7 +55,8 @@ SLOT = np.dtype(
 )
 TRANSFER = np.dtype(
     [
-        ("startup", np.int64),  # ns before the first byte, the same for every transfer of this expert
+        ("startup", np.int64),  # ns before the first byte on an idle link, the same for every transfer of this expert
+        ("lead", np.int64),  # ns before the first byte of the present stretch
         ("body", np.int64),  # ns of copying, likewise
         ("priority", np.int64),
         ("serial", np.int64),
@@ -99,7 +100,7 @@ _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host"
 _HOST = ("to_host", "host_alone", "host_shared")
 _ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside",
               "pieces", "moments", "requests", "valued", "table")  # fmt: skip
-_SETTINGS = ("rule", "discipline", "chunks", "critical", "prompt_ns", "keep", "stream_prefill", "ring", "host",
+_SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring", "host",
              "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
              "everything_resident")  # fmt: skip
 _STATE = (
@@ -111,6 +112,7 @@ _STATE = (
     "running",
     "paused",
     "ending",  # when the stretch on the link ends, FOREVER for none
+    "busy_until",  # when the last stretch that took any time ended
     "boundary",  # ns of body at which it then gives way, -1 if it runs to its end
     "serial",
     "first_demand",  # ends of the line of demands
@@ -201,6 +203,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "rule": rule,
         "discipline": DISCIPLINES.index(terms.discipline),
         "chunks": terms.chunks,
+        "chained": work.chained,
         "critical": plan.prediction.critical,
         "prompt_ns": plan.prediction.prompt_ns,
         "keep": plan.keep,
@@ -218,7 +221,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     }
     for name in _SETTINGS:
         machine[name] = settings[name]
-    for name in ("passed", "running", "paused", "boundary", "first_demand", "last_demand"):
+    for name in ("passed", "running", "paused", "busy_until", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
     return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
