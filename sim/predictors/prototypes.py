@@ -27,9 +27,9 @@ def cluster(vectors: np.ndarray, k: int, seed: int) -> np.ndarray:
     Rows of zeros have no direction and are left out. There are fewer centres where there are fewer directions, none
     where there is none. Raises ValueError for a value that is not finite.
     """
+    if not np.isfinite(vectors).all():
+        raise ValueError(f"row {np.argwhere(~np.isfinite(vectors))[0][0]} of the embeddings is not finite")
     points = unit(vectors)
-    if not np.isfinite(points).all():
-        raise ValueError(f"row {np.argwhere(~np.isfinite(points))[0][0]} of the embeddings is not finite")
     points = points[points.any(axis=1)]
     centres = _spread(points, k, np.random.default_rng(seed))
     for _ in range(ITERATIONS if len(centres) else 0):

@@ -69,13 +69,16 @@ class Table:
 
 
 def apportioned(token: np.ndarray, frequency: np.ndarray, most: int) -> np.ndarray:
-    """Which rows (n,) bool get one of ``most`` places; ``frequency`` is that of each row's token. Ties to the first."""
+    """Which rows (n,) bool get one of ``most`` places; ``frequency`` is that of each row's token.
+
+    Ties go to the smaller id, so that how many places a token gets depends on frequencies alone.
+    """
     order = np.argsort(token, kind="stable")
     first = np.searchsorted(token[order], token[order])
     place = np.empty(len(token), np.int64)
     place[order] = np.arange(len(token)) - first
     # Quotients of integers are compared as floats: equal ones give equal floats, so a tie is a tie.
-    best = np.argsort(-(frequency / (2 * place + 1)), kind="stable")[:most]
+    best = np.lexsort((token, -(frequency / (2 * place + 1))))[:most]
     kept = np.zeros(len(token), bool)
     kept[best] = True
     return kept
