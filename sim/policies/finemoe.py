@@ -68,6 +68,7 @@ class FineMoE(Policy):
         setting = self.setting
         distance = self.parameters.distance or DISTANCES.get(setting.model.name, OTHER_DISTANCE)
         store = ExpertMaps(setting.profile, self.parameters.capacity, distance)
+        entries, tokens = len(store.maps), sum(len(trace.decode_rows) for trace in setting.profile)
         points, found, score = _searched(store, view, distance)
         row, layer = np.nonzero(found >= 0)
         step, probs = view.step[view.decoding][row], store.maps[found[row, layer], layer]
@@ -79,11 +80,10 @@ class FineMoE(Policy):
             eviction="score-lfu",
             values=_values(view, moment, layer, probs),
             requests=merged(moment[which], call[which], layer[which] * view.n_experts + expert, -wish),
-            prediction=self._prediction(view, len(store.maps), np.unique(points)),
+            prediction=self._prediction(view, entries, np.unique(points)),
             stream_prefill=True,
-            gpu_bytes=setting.software.table_bytes(
-                len(store.maps) * (setting.model.hidden + view.n_layers * view.n_experts)
-            ),
+            gpu_bytes=setting.software.table_bytes(entries * (setting.model.hidden + view.n_layers * view.n_experts)),
+            note=f"expert maps: {entries:,} of {tokens:,} tokens",
         )
 
     def _prediction(self, view: View, entries: int, points: np.ndarray) -> Prediction:

@@ -83,6 +83,7 @@ class MoEInfinity(Policy):
             ),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * width),
+            note=f"activation matrices: {entries:,} for {sum(t.n_sequences for t in setting.profile):,} requests",
         )
 
     def _requests(self, view: View, steps: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Requests:

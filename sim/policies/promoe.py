@@ -91,6 +91,7 @@ class ProMoE(Policy):
             gpu_bytes=setting.software.table_bytes(len(covered) * parameters),
             discipline="preemptive",
             chunks=0,
+            note=f"nets: {len(covered)}, learned from {sum(len(t.decode_rows) for t in setting.profile):,} tokens",
         )
 
     def _prediction(self, view: View, parameters: int, points: np.ndarray) -> Prediction:
