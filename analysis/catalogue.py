@@ -1,13 +1,24 @@
 """All experiments by name."""
 
-from analysis import predictors, real_routes
-from analysis.domoe import ablation, limits, neighbours, overall, similarity, table_size
+from analysis import anomalies, predictors, real_routes
+from analysis.domoe import ablation, limits, matching, neighbours, overall, similarity, table_size
 from analysis.experiment import Experiment
 from traces.errors import InputError
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (overall, ablation, table_size, neighbours, similarity, limits, predictors, real_routes)
+    for module in (
+        overall,
+        ablation,
+        table_size,
+        neighbours,
+        similarity,
+        matching,
+        limits,
+        predictors,
+        anomalies,
+        real_routes,
+    )
 }
 
 

@@ -21,6 +21,10 @@ from sim.policies.domoe import Domoe
 from sim.predictors import Predictor
 from sim.predictors.activations import ActivationMatrices
 from sim.predictors.expert_maps import ExpertMaps
+from sim.predictors.global_table import GlobalTable
+from sim.predictors.next_gate import NextGate
+from sim.predictors.popularity import Popularity
+from sim.predictors.previous_token import PreviousToken
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
 from traces.trace import Trace
@@ -53,10 +57,14 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "previous token": Kind(lambda profile, view: PreviousToken(), learns=False),
+    "popularity": Kind(lambda profile, view: Popularity(profile)),
+    "next layer's gate": Kind(lambda profile, view: NextGate(), learns=False, needs=frozenset({"lookahead"})),
     "domain tables": Kind(_tables(), needs=frozenset({"embeddings", "prefill_embeddings"})),
     "domain tables, one key an entry": Kind(
         _tables(keys="entry"), needs=frozenset({"embeddings", "prefill_embeddings"})
     ),
+    "one table (fmoe), 2000 entries": Kind(lambda profile, view: GlobalTable(profile), needs=frozenset({"embeddings"})),
     "activation matrices": Kind(lambda profile, view: ActivationMatrices(profile)),
     "expert maps": Kind(lambda profile, view: ExpertMaps(profile), needs=frozenset({"embeddings", "probs"})),
     "stride nets": Kind(lambda profile, view: StrideNets(profile, horizons=4), needs=frozenset({"embeddings"})),
