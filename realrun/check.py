@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KINDS = ("was not the expert in its slot", "was not whole when its kernels began", "changed while its kernels ran")
+_KINDS = ("was not the expert in its slot", "was not whole when its kernels began", "was wrong when its kernels had ended")
 
 
 class Checker:
@@ -62,6 +62,9 @@ class Checker:
         other: Tensor = (stamp[0] != MARK) | (stamp[1] != expert)
         partial = (stamp[2] != total) & ~other
         wrong = other | partial
-        found[0] += other
-        found[2 if after else 1] += partial
+        if after:
+            found[2] += wrong
+        else:
+            found[0] += other
+            found[1] += partial
         found[3] = torch.where((found[3] == 0) & wrong, expert + 1, found[3])

@@ -109,13 +109,13 @@ def run(
     the run is "other", the loop's own overhead. A run that ``stop`` ended early says so in ``settings.complete`` and in
     a note, and reports the steps that were finished.
 
-    Raises InputError for what the device cannot hold, SlotFault where a check finds a wrong, stale or half-copied
+    Raises KeyboardInterrupt if that was before the first step was over, InputError for what the device cannot hold, SlotFault where a check finds a wrong, stale or half-copied
     expert, RunError where the device does not go on.
     """
     outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, check=check, stop=stop, progress=progress)
     terms = settle(scene.work, plan, scene.budget, discipline, chunks)
     if not outcome.steps:
-        raise InputError("the run was interrupted before its first step was over; there is nothing to report")
+        raise KeyboardInterrupt("before the first step was over: there is nothing to report")
     done = scene if outcome.complete else cut(scene, outcome.steps)
     measured = _rescheduled(done, outcome.measured(done.work))
     execution = Execution(outcome.log, "simpy", _notes(rig, scene, outcome))
