@@ -24,7 +24,6 @@ from sim.log import MISS
 from sim.model import load_model
 from sim.plan import Plan
 from sim.policies import Setting, make_policy
-from sim.view import View
 from sim.workload import Workload, batched, workload
 from traces.errors import InputError
 from traces.trace import DECODE, Trace
@@ -209,7 +208,7 @@ def prepare(case: Case, tokens: int) -> Stage:
     work = workload(trace, spec, Hardware.load("l40"), batched(trace, 1))
     budget = int(spec.all_expert_bytes * case.share)
     made = make_policy(case.policy, Setting(spec, budget, ()))
-    return Stage(case, tokens, work, made.plan(View(trace, work, made.clairvoyant)), budget)
+    return Stage(case, tokens, work, made.plan(made.view(trace, work)), budget)
 
 
 def _best(run: Callable[[], T]) -> tuple[float, T]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from sim.plan import Plan
 from sim.policies.base import Policy
-from sim.view import View
 from sim.workload import Workload
 from traces.errors import InputError
 from traces.trace import Trace
@@ -23,7 +22,7 @@ def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> Non
     points = work.n_layers + 1
     steps = np.linspace(0, work.schedule.n_steps - 1, 6)[1:-1].astype(int)
     for moment in (steps * points + [0, work.n_layers // 2, 0, 1]).tolist():
-        again = policy.plan(View(blurred(trace, work, moment), work))
+        again = policy.plan(policy.view(blurred(trace, work, moment, policy.foresight), work))
         if not _same(_until(plan, moment), _until(again, moment)):
             step, point = divmod(moment, points)
             raise InputError(
@@ -32,15 +31,20 @@ def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> Non
             )
 
 
-def blurred(trace: Trace, work: Workload, moment: int) -> Trace:
-    """``trace`` with every route, embedding and score changed that is not known at ``moment``."""
+def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Trace:
+    """``trace`` with every route, embedding and score changed that is not known at ``moment``.
+
+    Routes of ``foresight`` more layers of the running step stay as they are.
+    """
     step, point = divmod(moment, work.n_layers + 1)
     rng = np.random.default_rng(moment)
     offsets, rows = work.schedule.offsets, work.schedule.rows
     unknown = np.zeros((trace.n_rows, work.n_layers), bool)  # routes of these layers are not known
     unknown[rows[offsets[step + 1] :]] = True
     unknown[rows[offsets[step] : offsets[step + 1]], point:] = True
-    changed: dict[str, Any] = {"experts": _shifted(trace.experts, unknown, trace.n_experts, rng)}
+    untold = unknown.copy()
+    untold[rows[offsets[step] : offsets[step + 1]], point : point + foresight] = False
+    changed: dict[str, Any] = {"experts": _shifted(trace.experts, untold, trace.n_experts, rng)}
     if trace.lookahead is not None:
         changed["lookahead"] = _shifted(trace.lookahead, unknown, trace.n_experts, rng)
     if trace.prob_experts is not None:

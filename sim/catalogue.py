@@ -182,6 +182,7 @@ def policy_json(name: str) -> dict[str, Any]:
         "needs": sorted(kind.needs),
         "learns": kind.learns,
         "clairvoyant": kind.clairvoyant,
+        "foresight": kind.foresight,
         "module": kind.__module__,
     }
 
@@ -218,4 +219,5 @@ def _needs(entry: dict[str, Any]) -> str:
     wants = [*entry["needs"]]
     wants += ["a profile split"] if entry["learns"] else []
     wants += ["the future"] if entry["clairvoyant"] else []
+    wants += [f"routes {entry['foresight']} layer ahead"] if entry["foresight"] else []
     return ", ".join(wants) or "–"

@@ -301,7 +301,7 @@ class Run:
                 observer.compute(begin, env.now, "experts", call)
         for expert in group:
             cache.pinned[expert] = 0
-            if not self.plan.keep:
+            if not self.plan.keep and expert not in cache.own:
                 cache.release(expert)
         link.kick()
 

@@ -243,7 +243,7 @@ class Plan:
     Attributes:
         eviction: name of a rule in ``sim.eviction.EVICTIONS``, or a class like those (SimPy engine only).
         per_layer: split the slots evenly over layers, a pool each, instead of sharing one.
-        keep: False lets no expert outlive its call: pure streaming.
+        keep: False lets no expert outlive its call, but for those with slots of their own: pure streaming.
         requests: prefetches, or None.
         values: values for the rules ``score`` and ``score-lfu``, or None.
         prediction: what predicting costs.

@@ -23,7 +23,6 @@ from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, blaming, make_policy, policy_class
 from sim.software import DEFAULT_SOFTWARE, Software
 from sim.terms import Terms, settle
-from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
 from traces.errors import InputError
@@ -166,7 +165,7 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
     setting = Setting(scene.model, scene.budget, scene.profile, scene.seed, scene.hardware, scene.software)
     made = make_policy(policy, declared(kind, setting), values)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
-    plan = plan_of(made, setting, View(scene.trace, scene.work, kind.clairvoyant), run)
+    plan = plan_of(made, setting, made.view(scene.trace, scene.work), run)
     try:
         settle(scene.work, plan, scene.budget)
     except PlanError as wrong:
@@ -269,6 +268,9 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
         notes.append(plan.note)
     if plan.everything_resident:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
+    if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:
+        slots = describe_capacity(gpu["experts"], scene.model.expert_bytes, scene.model.experts)
+        notes.append(f"has no use for the whole cache: {slots}")
     if plan.host is not None:
         notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes

@@ -19,10 +19,11 @@ from traces.trace import Trace
 class View:
     """The causal view of a trace in the order in which a schedule runs it."""
 
-    def __init__(self, trace: Trace, work: Workload, clairvoyant: bool = False) -> None:
+    def __init__(self, trace: Trace, work: Workload, clairvoyant: bool = False, foresight: int = 0) -> None:
         self._trace = trace
         self._work = work
         self._clairvoyant = clairvoyant
+        self._foresight = work.n_layers if clairvoyant else foresight
         self._rows = work.schedule.rows
         self.n_layers = work.n_layers
         self.n_experts = work.n_experts
@@ -52,6 +53,15 @@ class View:
     def route(self, point: int) -> np.ndarray:
         """Known at ``point``: routes of the layers below it (R, point, K); -1 for none."""
         return self._trace.experts[self._rows, :point]
+
+    def foreseen(self, point: int) -> np.ndarray:
+        """Told at ``point`` to a policy with foresight: routes of that many more layers (R, up to L, K), as ``route``.
+
+        Raises PermissionError for any other policy.
+        """
+        if not self._foresight:
+            raise PermissionError("only a policy that declares foresight is told a route before it is known")
+        return self.route(point + self._foresight)
 
     def embedding(self, point: int) -> np.ndarray:
         """Known at ``point``: the embedding layer's output (0) or layer ``point - 1``'s router input.

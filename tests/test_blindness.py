@@ -83,7 +83,7 @@ def test_an_honest_policy_from_outside_runs() -> None:
 def test_the_projects_own_policies_are_blind(name: str, world: World) -> None:
     kind = policy_class(name)
     made = kind(world.setting, kind.takes())
-    check_blind(made, world.trace, world.work, made.plan(View(world.trace, world.work)))
+    check_blind(made, world.trace, world.work, made.plan(made.view(world.trace, world.work)))
 
 
 def test_what_is_blurred_is_what_is_not_known_yet() -> None:

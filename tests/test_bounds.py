@@ -16,6 +16,7 @@ from sim.policies import Policy, policy_classes
 from sim.replay import Scene, replay, scene
 from tests.test_cache import BUNDLED, libcachesim_hits
 from tests.worlds import CHOICES, POLICIES, World, handmade, planned, run_of, worlds
+from traces.errors import InputError
 
 
 def fewest(calls: list[list[int]], sizes: dict[int, int], capacity: int) -> int:
@@ -176,8 +177,17 @@ def test_real_routes_keep_to_the_bounds_and_clairvoyance_leads(batch: int, cache
     if not BUNDLED:
         pytest.skip("no bundled traces beside the package")
     here = scene(BUNDLED[0], cache_size=cache, batch=batch)
-    reports = {name: replay(here, name) for name, kind in policy_classes().items() if not missing(here, kind)}
-    reports = {name: report for name, report in reports.items() if report.efficiency is not None}
+    reports = {}
+    for name, kind in policy_classes().items():
+        if missing(here, kind):
+            continue
+        try:
+            report = replay(here, name)
+        except InputError as refused:  # a pool a layer needs more than 4 % of Mixtral's experts
+            assert cache == "4%" and "leave a layer without room" in str(refused)
+            continue
+        if report.efficiency is not None:
+            reports[name] = report
     assert all(report.efficiency <= 1 + 1e-9 for report in reports.values())
     rivals = {name: report.efficiency for name, report in reports.items() if name != "all-in-gpu"}
     assert max(rivals, key=rivals.__getitem__) == "clairvoyant"

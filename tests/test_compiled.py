@@ -16,22 +16,26 @@ from sim.cache import ExpertCache, serve
 from sim.engine import Run
 from sim.engines import execute
 from sim.eviction import EVICTIONS, LRU
+from sim.hardware import Hardware
 from sim.log import Log
+from sim.model import load_model
 from sim.plan import Discipline, Plan, Values
 from sim.policies import policy_classes
 from sim.replay import replay, scene
 from sim.terms import settle
 from sim.timeline import timeline
-from sim.workload import Workload
+from sim.workload import Workload, batched, workload
 from tests.strategies import make_trace
 from tests.worlds import MS, World, arbitrary_plan, coarse, handmade, planned, toy_meta, undemanding, worlds
 from traces.errors import InputError
+from traces.trace import Trace
 
 pytest.importorskip("numba", reason="the compiled engine needs numba")
 
 from sim.compiled import run_compiled
 from sim.compiled.heap import Heaps, contains, push, remove, top
 
+LAW = Path(__file__).parents[1] / "traces" / "mixtral_law.npz"
 DISCIPLINES: list[Discipline] = ["fifo", "demand-first", "preemptive"]
 
 
@@ -67,10 +71,27 @@ def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) ->
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
-@pytest.mark.parametrize("name", [name for name, kind in policy_classes().items() if not kind.learns])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in policy_classes().items() if not kind.learns and not kind.needs]
+)
 def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipline) -> None:
     stage = prepare(Case(name, 0.2), 60)
     arguments = stage.work, stage.plan, stage.budget, discipline
+    assert_same(Run(*arguments).log(), run_compiled(*arguments))
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+@pytest.mark.parametrize("name", [n for n, k in policy_classes().items() if (k.learns or k.needs) and not k.dear])
+def test_long_runs_of_policies_that_learn_or_read_more_agree(name: str, discipline: Discipline) -> None:
+    whole = Trace.load(LAW).select("eval")
+    trace, model, machine = (
+        whole.keep(np.arange(whole.n_sequences) < 3),
+        load_model("mixtral-8x7b"),
+        Hardware.load("l40"),
+    )
+    work = workload(trace, model, machine, batched(trace, 2))
+    world = World(trace, model, machine, 2, work, 64 * max(model.expert_bytes), discipline)
+    arguments = work, world.plan(name), world.budget, discipline
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
 

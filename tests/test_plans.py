@@ -58,8 +58,8 @@ def test_the_plan_of_a_whole_trace_is_the_one_made_step_by_step(name: str, world
     rows = schedule.offsets[last + 1]
     cut = Schedule(schedule.phase[: last + 1], schedule.offsets[: last + 2], schedule.rows[:rows])
     policy = make_policy(name, world.setting, values)
-    whole = policy.plan(View(world.trace, work))
-    part = policy.plan(View(world.trace, dataclasses.replace(work, schedule=cut)))
+    whole = policy.plan(policy.view(world.trace, work))
+    part = policy.plan(policy.view(world.trace, dataclasses.replace(work, schedule=cut)))
     assert decided(whole, work.n_layers, last) == decided(part, work.n_layers, last)
 
 

@@ -260,7 +260,7 @@ def _let_go(m: Any, begin: int, end: int) -> None:
     """The wave is over: its slots may be taken."""
     for i in range(begin, end):
         expert = piece_at(m.pieces, i).expert
-        if not m.keep:
+        if not m.keep and not slot_at(m.slots, expert).own:
             release(m, expert)
         unpin(m, expert)
 

@@ -20,6 +20,7 @@ from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.software import DEFAULT_SOFTWARE, Software
 from sim.view import View
+from sim.workload import Workload
 from traces.errors import InputError
 from traces.running import DEBUG
 from traces.trace import Trace
@@ -72,10 +73,11 @@ class Policy(ABC):
 
     Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
     (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
-    future, and so is a reference, not a system), ``rank_aware`` (the order of experts within a route matters to it),
-    ``variants`` (parameters, as typed, that a comparison of everything shows beside the defaults),
-    ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of its setting that its
-    plans do not depend on; they are hidden from it).
+    future, and so is a reference, not a system), ``foresight`` (how many routed layers of a step it is told ahead of
+    their time: it stands for a model that was trained otherwise, and its summary says so), ``rank_aware`` (the order
+    of experts within a route matters to it), ``variants`` (parameters, as typed, that a comparison of everything shows
+    beside the defaults), ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of
+    its setting that its plans do not depend on; they are hidden from it).
     """
 
     name: ClassVar[str]
@@ -84,6 +86,7 @@ class Policy(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     learns: ClassVar[bool] = False
     clairvoyant: ClassVar[bool] = False
+    foresight: ClassVar[int] = 0
     rank_aware: ClassVar[bool] = False
     variants: ClassVar[tuple[str, ...]] = ()
     dear: ClassVar[bool] = False
@@ -92,6 +95,10 @@ class Policy(ABC):
     def __init__(self, setting: Setting, parameters: Parameters) -> None:
         self.setting = setting
         self.parameters = parameters
+
+    def view(self, trace: Trace, work: Workload) -> View:
+        """What a policy of this kind may see of a run."""
+        return View(trace, work, self.clairvoyant, self.foresight)
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

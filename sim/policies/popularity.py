@@ -4,10 +4,10 @@ from typing import Literal
 
 import numpy as np
 
-from sim.log import DECODE
 from sim.plan import Plan, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.predictors.popularity import counts_by_domain
 from sim.view import View
 
 
@@ -39,7 +39,7 @@ class Popularity(Policy):
         distinct = sorted({groups[step] for step in changed})
         row_of = {group: row for row, group in enumerate(distinct)}
         index = np.array([row_of[groups[step]] for step in changed], np.int64)
-        counts = self._counts(view)
+        counts = counts_by_domain(self.setting.profile)
         whole = np.sum([*counts.values()], axis=0)
         table = np.stack([_of(group, counts, whole) for group in distinct])
         begin = np.array(changed, np.int64)
@@ -58,24 +58,6 @@ class Popularity(Policy):
         for step, sequence in zip(view.step.tolist(), view.sequence.tolist(), strict=True):
             running[step].add(str(view.domain()[sequence]))
         return [tuple(sorted(names)) for names in running]
-
-    def _counts(self, view: View) -> dict[str, np.ndarray]:
-        """How often decode tokens of each domain of the profile took each expert, (L * E,) int64 a domain."""
-        width = view.n_layers * view.n_experts
-        counts: dict[str, np.ndarray] = {}
-        for trace in self.setting.profile:
-            names, domain = np.unique(trace.domain, return_inverse=True)
-            decode = np.flatnonzero(trace.phase == DECODE)
-            routes = trace.experts[decode].astype(np.int64)
-            flat = np.arange(trace.n_layers)[:, None] * trace.n_experts + routes
-            key = domain[trace.sequence[decode]][:, None, None] * width + flat
-            taken, times = np.unique(key[routes >= 0], return_counts=True)
-            first = np.searchsorted(taken, np.arange(len(names) + 1) * width)
-            for row, name in enumerate(names.tolist()):
-                mine = slice(first[row], first[row + 1])
-                total = counts.setdefault(name, np.zeros(width, np.int64))
-                total[taken[mine] - row * width] += times[mine]
-        return counts
 
     def _requests(self, view: View, begin: np.ndarray, end: np.ndarray, values: np.ndarray) -> Requests:
         """The experts that fit, most valuable first, asked for at ``begin`` and wanted until the values change.

@@ -1,0 +1,61 @@
+"""Mixtral-offloading, called Cache-MoE where it is a baseline: an LRU cache a layer, and the next layer's gate.
+
+A. Eliseev, D. Mazur, arXiv 2312.17238. Every layer keeps its k most recently used experts. Once a layer's own experts
+are loaded, the next layer's gate is asked about this layer's hidden state, and the one or two experts that it names
+first are loaded while the layer computes.
+
+Where the published code (commit ce54518 of dvmazur/mixtral-offloading) and the paper differ, this is the paper: the
+code has the cache alone (``speculate=0``), and it swaps, copying the expert that leaves back to the host on the same
+stream; here evicting is free, as in the paper's account of what is transferred.
+
+Decided here:
+
+* A guess takes its slot in the next layer's cache when its copy begins. The paper loads it into a spare buffer, to be
+  swapped in when it is used: a wrong guess there costs a copy, here also the least recent expert of that layer. The
+  memory of the spare buffers is slots here.
+* Transfers are not interrupted, and demands go before guesses that have not begun: the code's one copy stream.
+* Prompts are encoded layer by layer with no guesses: almost every expert of a layer is needed by some token.
+* Sequences that decode together: the guesses of all, each sequence's first ones first.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.view import View
+from sim.wishes import merged
+
+
+class CacheMoEParameters(base.Parameters):
+    """Parameters of cache-moe.
+
+    Attributes:
+        speculate: how many experts that the next layer's gate names are loaded early; the paper takes 1 or 2.
+    """
+
+    speculate: int = Field(default=2, ge=0, le=10_000)
+
+
+class CacheMoE(Policy):
+    """An LRU cache a layer, with speculative loading by the next layer's gate."""
+
+    name = "cache-moe"
+    summary = "Mixtral-offloading: LRU a layer, load early what the next layer's gate names"
+    takes = CacheMoEParameters
+    variants = ("speculate=0",)
+    parameters: CacheMoEParameters
+    needs = frozenset({"lookahead"})
+    rank_aware = True
+
+    def plan(self, view: View) -> Plan:
+        """After each layer's demands, ask for what the next one's gate names."""
+        step, columns = view.step[view.decoding], [np.zeros((4, 0), np.int64)]
+        for layer in range(1, view.n_layers):
+            guess = view.lookahead(layer)[view.decoding, : self.parameters.speculate].astype(np.int64)
+            row, rank = np.nonzero(guess >= 0)
+            call, expert = step[row] * view.n_layers + layer, layer * view.n_experts + guess[row, rank]
+            columns.append(np.stack([view.moment(step[row], layer), call, expert, rank]))
+        requests = merged(*np.concatenate(columns, axis=1))
+        return Plan(eviction="lru", per_layer=True, requests=requests, discipline="demand-first")

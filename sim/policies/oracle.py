@@ -1,0 +1,57 @@
+"""What a prediction is worth: prefetch by a predictor of a chosen accuracy, evict by LRU."""
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan
+from sim.policies import base
+from sim.policies.base import Policy
+from sim.predictors.base import Predictor, top
+from sim.predictors.oracle import Oracle, RandomGuess
+from sim.view import View
+from sim.wishes import merged
+
+
+class OracleParameters(base.Parameters):
+    """Parameters of oracle.
+
+    Attributes:
+        accuracy: share of guesses that are right; 1 is perfect, 0 names only experts that are not taken.
+        random: guess at random instead, whatever the accuracy.
+        ahead: how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins.
+    """
+
+    accuracy: float = Field(default=1.0, ge=0, le=1)
+    random: bool = False
+    ahead: int = Field(default=1, ge=0, le=10_000)
+
+
+class ByOracle(Policy):
+    """Prefetches as many experts as a token takes, as told by a predictor whose errors are chosen; a reference.
+
+    Decode alone is predicted; a prefill streams. What is wrong at one accuracy is wrong at every lower one.
+    """
+
+    name = "oracle"
+    summary = "reference: prefetch by a predictor of chosen accuracy, evict the least recently used"
+    takes = OracleParameters
+    variants = ("accuracy=0.5", "accuracy=0", "random=true")
+    parameters: OracleParameters
+    clairvoyant = True
+    rank_aware = True
+
+    def plan(self, view: View) -> Plan:
+        """Ask for each layer's guesses ``ahead`` layers before it, or all at the step's beginning."""
+        given, seed = self.parameters, self.setting.seed
+        predictor: Predictor = RandomGuess(seed) if given.random else Oracle(given.accuracy, seed)
+        choices = view.foreseen(view.n_layers).shape[2]
+        step = view.step[view.decoding]
+        columns = [np.zeros((4, 0), np.int64)]
+        for layer in range(view.n_layers):
+            point = max(layer + 1 - given.ahead, 0) if given.ahead else 0
+            guess = top(predictor.scores(view, point, [layer]), choices)[:, 0].astype(np.int64)
+            row, rank = np.nonzero(guess >= 0)
+            call = step[row] * view.n_layers + layer
+            expert = layer * view.n_experts + guess[row, rank]
+            columns.append(np.stack([view.moment(step[row], point), call, expert, call * choices + rank]))
+        return Plan(eviction="lru", requests=merged(*np.concatenate(columns, axis=1)), stream_prefill=True)

@@ -1,0 +1,31 @@
+"""SE-MoE: a ring of two layers in GPU memory; while one computes, the whole next one is copied over the one before.
+
+L. Shen et al., arXiv 2205.10034, ring memory for inference on one GPU: layers wait in host memory, the ring goes round
+token after token, and nothing is predicted, because all experts of a layer come. As a baseline it is the same ring of
+two (the Pre-gated MoE and ExpertFlow papers).
+
+Decided here:
+
+* The unit of a copy is an expert, and those that the router asks for go first; but a layer waits for all of its own.
+* Memory is two layers' experts, whatever the cache size, or the whole cache if that is less: then as much of the next
+  layer as fits is copied ahead.
+* The ring closes over tokens: while the last layer computes, the next step's first is copied.
+* Copies are serial and in order of issue.
+"""
+
+from sim.plan import Plan
+from sim.policies.base import Policy
+from sim.view import View
+
+
+class SEMoE(Policy):
+    """Streams every layer whole through a ring of two."""
+
+    name = "se-moe"
+    summary = "SE-MoE: a ring of two layers, the whole next layer copied while this one computes"
+
+    def plan(self, view: View) -> Plan:
+        """Nothing to decide but the size of the ring."""
+        sizes, experts = self.setting.model.expert_bytes, self.setting.model.experts
+        pairs = [(a + b) * experts for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)]
+        return Plan(eviction="fifo", ring=True, most_bytes=max(pairs), discipline="fifo")
