@@ -150,6 +150,50 @@ def figure(
 
 
 @app.command
+def report(
+    name: Annotated[str, Parameter(help="domoe")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the folder of page, figures and data")],
+    other_seed: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="traces of a second training seed: headline ratios again"),
+    ] = None,
+    large: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="traces with long profiles, for the figure of table sizes"),
+    ] = None,
+    routes: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="published routes of real models, or a folder of them"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        Parameter(consume_multiple=True, negative=(), help="parts to measure again; the others keep their data"),
+    ] = None,
+    show: Annotated[
+        bool, Parameter(negative=(), help="measure nothing: write the page from the data that is there")
+    ] = (False),
+    terms: Terms = Terms(),
+) -> None:
+    """Run every experiment of a paper and write one page with its tables, its figures and the data beside it.
+
+    Text outside the marks of a page that is there stays. A part whose traces are not given keeps its data. For example:
+
+    ```
+    python -m analysis report domoe -o docs/results --other-seed seed1/*.npz --large full/*.npz --routes routes
+    python -m analysis report domoe -o docs/results --only domoe-ablation predictors
+    python -m analysis report domoe -o docs/results --show
+    ```
+    """
+    from analysis.report import Inputs
+    from analysis.report import report as write_report
+
+    inputs = Inputs(terms.setup(), other_seed, large, routes)
+    print(write_report(name, output, inputs, [] if show else only))
+
+
+@app.command
 def experiments() -> None:
     """List the experiments: tables, and figures that are tables too."""
     for name, what in EXPERIMENTS.items():

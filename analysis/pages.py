@@ -26,8 +26,20 @@ def read(path: Path, experiment: Experiment) -> Data:
 
 
 def text(experiment: Experiment, data: Data) -> str:
-    """The data as a JSON text."""
-    return json.dumps({"experiment": experiment.name} | data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The data as a JSON text, an entry of a list a line."""
+    whole = {"experiment": experiment.name} | data
+    lines = ",\n".join(f"{_compact(key)}: {_listed(value)}" for key, value in whole.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def write_data(target: str | None, experiment: Experiment, data: Data) -> None:
@@ -44,10 +56,11 @@ def write_text(path: Path, content: str) -> None:
         part.write_text(content, "utf-8")
 
 
-def markdown(experiment: Experiment, data: Data) -> str:
-    """The tables of an experiment in Markdown, under their heading."""
+def markdown(experiment: Experiment, data: Data, *, heading: bool = True) -> str:
+    """The tables of an experiment in Markdown, under their heading or without one."""
     sheets = "\n".join(sheet.markdown() for sheet in experiment.sheets(data))
-    return f"## {experiment.title}\n\n{sheets}\n{_made(data)}\n"
+    head = f"## {experiment.title}\n\n" if heading else ""
+    return f"{head}{sheets}\n{_made(data)}\n"
 
 
 def _made(data: Data) -> str:

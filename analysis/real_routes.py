@@ -97,7 +97,8 @@ def _able(place: Place) -> tuple[list[Design], list[Data]]:
         reason = lacking(here, kind)
         if reason:
             # The path is the machine's own; what is lacking is what counts.
-            refused.append({"policy": name, "reason": reason.replace(str(here.trace.source), "").replace("  ", " ")})
+            named = reason.replace(f"the trace {here.trace.source}", "the trace")
+            refused.append({"policy": name, "reason": named.replace(here.trace.source, "the trace")})
             continue
         able.append(Design(place, name))
         able += [Design(place, name, _values(variant)) for variant in kind.variants]
@@ -220,6 +221,9 @@ def sheets(data: Data) -> list[Sheet]:
     return result + [_replay_sheet(entry) for entry in data["replays"]]
 
 
+_REFERENCES = "all-in-gpu, clairvoyant and oracle are references: they ignore the cache's size or know the future."
+
+
 def _replay_sheet(entry: Data) -> Sheet:
     rows = [
         [_name(r), number(r["tokens_per_s"]), percent(r["hit_ratio"]), percent(r["late_ratio"]),
@@ -231,7 +235,7 @@ def _replay_sheet(entry: Data) -> Sheet:
     refused = [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
     columns = ["policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
     title = f"{entry['model']}, {entry['workload']}: {entry['sequences']} sequences, {entry['tokens']:,} tokens"
-    return Sheet(title, columns, rows, (bounds, *refused))
+    return Sheet(title, columns, rows, (bounds, _REFERENCES, *refused))
 
 
 def _name(entry: Data) -> str:

@@ -28,15 +28,18 @@ class Source:
     sha256: str
     model: str
     domains: tuple[str, ...]
+    training_seed: int | None = None
+    """Of the small model that was trained for it; None for a trace of another model."""
 
     @property
     def name(self) -> str:
         """The file's name, without the folder that it happens to lie in."""
         return Path(self.path).name
 
-    def to_json(self) -> dict[str, str]:
-        """Name and hash."""
-        return {"trace": self.name, "sha256": self.sha256}
+    def to_json(self) -> dict[str, str | int]:
+        """Name, hash and, for a model trained for it, the training seed."""
+        trained: dict[str, str | int] = {} if self.training_seed is None else {"training_seed": self.training_seed}
+        return {"trace": self.name, "sha256": self.sha256} | trained
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,10 @@ def _files(paths: Sequence[str | Path] | None) -> list[Path]:
 
 def _source(path: Path) -> Source:
     trace = Trace.load(path)
-    return Source(str(path), trace.sha256, str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist()))))
+    trained = trace.meta.get("captured", {}).get("trained")
+    seed = trained.get("seed") if isinstance(trained, dict) else None
+    name, domains = str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist())))
+    return Source(str(path), trace.sha256, name, domains, seed if isinstance(seed, int) else None)
 
 
 def _suite(model: str, sources: Sequence[Source]) -> Suite:
