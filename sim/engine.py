@@ -135,6 +135,9 @@ class Run:
         for step, phase in enumerate(phases):
             began = env.now
             link.phase = phase
+            if self.plan.ring and not step:
+                self._stream_layer(0)
+                link.kick()
             if phase == PREFILL and self.plan.prediction.prompt_ns:
                 yield from self._catch_up()
                 yield from self._predicting(step, self.plan.prediction.prompt_ns, step * n_layers, "prompt")
@@ -202,7 +205,7 @@ class Run:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
         if streams:
-            self._stream_next_layer(call + 1)
+            self._stream_layer(call + 1)
         link.kick()
         beside = bool(hosted) and self.plan.host is not None and self.plan.host.beside
         host_ends = self._host_ends(hosted) if beside else 0
@@ -365,7 +368,7 @@ class Run:
         prefill = self.plan.stream_prefill and self.link.phase == PREFILL
         return prefill and (call + 1) % self.work.n_layers != 0
 
-    def _stream_next_layer(self, call: int) -> None:
+    def _stream_layer(self, call: int) -> None:
         n_experts = self.work.n_experts
         layer = call % self.work.n_layers
         for expert in range(layer * n_experts, (layer + 1) * n_experts):

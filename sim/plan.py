@@ -248,8 +248,9 @@ class Plan:
         values: values for the rules ``score`` and ``score-lfu``, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
-        ring: while any layer computes copy the whole next one (after the last, the next step's first), and let a call
-            wait until all that was asked for it is there, needed or not.
+        ring: begin with a copy of the first layer as a whole, while any layer computes copy the whole next one (after
+            the last, the next step's first), and let a call wait until all that was asked for it is there, needed or
+            not.
         host: where absent experts may run on the host, what that costs; or None.
         everything_resident: all experts are on the GPU from the start, whatever the budget.
         gpu_bytes: GPU memory that tables and predictors take away from expert slots.

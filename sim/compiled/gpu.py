@@ -37,6 +37,9 @@ def run(m: Any) -> bool:
         _fill(m)
     for step in range(m.n_steps):
         m.phase = number_at(m.phase_of, step).n
+        if m.ring and step == 0:
+            _stream(m, 0)
+            kick(m)
         if m.phase == PREFILL and m.prompt_ns:
             advance(m, m.now + m.prompt_ns)
             number_at(m.predict, step).n += m.prompt_ns
@@ -175,9 +178,15 @@ def _ask(m: Any, step: int, layer: int) -> None:
     else:
         streams = m.stream_prefill and m.phase == PREFILL and layer + 1 < m.n_layers
     if streams:
-        following = (layer + 1) % m.n_layers * m.n_experts
-        for expert in range(following, following + m.n_experts):
-            request(m, expert, call + 1, call + 1)
+        _stream(m, call + 1)
+
+
+@inner
+def _stream(m: Any, call: int) -> None:
+    """Ask for every expert of a call's layer."""
+    first = call % m.n_layers * m.n_experts
+    for expert in range(first, first + m.n_experts):
+        request(m, expert, call, call)
 
 
 @inlined
