@@ -18,6 +18,7 @@ Decided here, where the paper leaves it open or its versions differ:
 
 from collections.abc import Sequence
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class ActivationMatrices:
         self.scope = scope
         self.collection = clustered(np.concatenate([matrices(trace) for trace in profile]), capacity, seed)
         self._length = np.maximum(np.sqrt((self.collection**2).sum(axis=1)), 1)
+        self._past: WeakKeyDictionary[View, np.ndarray] = WeakKeyDictionary()  # every point of a view begins with it
 
     def matches(self, view: View, last: int) -> np.ndarray:
         """The most similar matrix for each decode row at points 0 to ``last``: (Rd, last + 1), -1 for none.
@@ -56,8 +58,10 @@ class ActivationMatrices:
         """
         table = self.collection.T.reshape(view.n_layers, view.n_experts, -1)
         routes = view.route(last)[view.decoding]
-        past = self.scope == "request"
-        product = view.past_sum(table) if past else np.zeros((len(routes), table.shape[2]))
+        if view not in self._past:
+            nothing = np.zeros((len(routes), table.shape[2]))
+            self._past[view] = view.past_sum(table) if self.scope == "request" else nothing
+        product = self._past[view]
         padded = np.concatenate([table, np.zeros_like(table[:, :1])], axis=1)
         found = np.empty((len(routes), last + 1), np.int64)
         for point in range(last + 1):
