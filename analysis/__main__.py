@@ -161,7 +161,7 @@ def report(
     ] = None,
     large: Annotated[
         list[Path] | None,
-        Parameter(consume_multiple=True, negative=(), help="traces with long profiles, for the figure of table sizes"),
+        Parameter(consume_multiple=True, negative=(), help="traces with longer profiles, for the table sizes"),
     ] = None,
     routes: Annotated[
         list[Path] | None,

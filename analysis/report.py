@@ -36,11 +36,18 @@ class Part:
     setup: Callable[[Inputs], Setup | None]
     needs: str = ""
     """The option without which it is not measured again."""
+    also: str = ""
+    """What tells its heading from that of another part with the same experiment."""
 
     @property
     def of(self) -> Experiment:
         """The experiment."""
         return EXPERIMENTS[self.experiment]
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return f"{self.of.title}{self.also and f', {self.also}'}"
 
 
 def _plain(inputs: Inputs) -> Setup:
@@ -62,11 +69,16 @@ HALF = "50%"
 REPORTS: dict[str, tuple[Part, ...]] = {
     "domoe": (
         Part("domoe-overall", "domoe-overall", _plain),
-        Part("domoe-overall-half", "domoe-overall", lambda inputs: replace(inputs.setup, cache=HALF)),
-        Part("domoe-overall-other-seed", "domoe-overall", _with("other_seed"), "--other-seed"),
+        Part(
+            "domoe-overall-half",
+            "domoe-overall",
+            lambda inputs: replace(inputs.setup, cache=HALF),
+            also=f"cache {HALF}",
+        ),
+        Part("domoe-overall-other-seed", "domoe-overall", _with("other_seed"), "--other-seed", "second training seed"),
         Part("domoe-limits", "domoe-limits", _plain),
         Part("domoe-ablation", "domoe-ablation", _plain),
-        Part("domoe-table-size", "domoe-table-size", _with("large"), "--large"),
+        Part("domoe-table-size", "domoe-table-size", lambda inputs: _with("large")(inputs) or inputs.setup),
         Part("domoe-neighbours", "domoe-neighbours", _plain),
         Part("domoe-similarity", "domoe-similarity", _plain),
         Part("domoe-matching", "domoe-matching", _plain),
@@ -117,12 +129,12 @@ def _made(part: Part, folder: Path, setup: Setup | None) -> str:
     picture = ""
     if part.of.draw is not None:
         draw(part.of, data, path.with_suffix(".png"))
-        picture = f"![{part.of.title}]({part.key}.png)\n\n"
+        picture = f"![{part.title}]({part.key}.png)\n\n"
     return f"{picture}{markdown(part.of, data, heading=False)}\nData: [{path.name}]({path.name}).\n"
 
 
 def _empty(name: str, parts: Sequence[Part]) -> str:
-    blocks = "\n".join(f"## {part.of.title}\n\n{_mark(part.key)}\n{_end(part.key)}\n" for part in parts)
+    blocks = "\n".join(f"## {part.title}\n\n{_mark(part.key)}\n{_end(part.key)}\n" for part in parts)
     return f"# {name}: published beside simulated\n\n{blocks}"
 
 
