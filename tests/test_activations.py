@@ -156,10 +156,12 @@ def test_a_profile_of_nothing_predicts_nothing() -> None:
 # -- the policy --------------------------------------------------------------------------------------------------------
 
 
-def ratios(world: World, rows: list[int], point: int) -> tuple[tuple[int, ...], list[list[float]] | None]:
+def ratios(
+    world: World, rows: list[int], point: int, request: bool = True
+) -> tuple[tuple[int, ...], list[list[float]] | None]:
     """What the rows of a step match together, and each expert's share of its layer's row, or None for no match."""
     trace = world.trace
-    matched = tuple(sorted(match_of(trace, row, point) for row in rows))
+    matched = tuple(sorted(match_of(trace, row, point, request) for row in rows))
     if max(matched) < 0:
         return matched, None
     collection = stored(trace)
@@ -171,16 +173,16 @@ def ratios(world: World, rows: list[int], point: int) -> tuple[tuple[int, ...], 
     return matched, table
 
 
-@given(worlds(), st.sampled_from([0, 1, 3]))
+@given(worlds(), st.sampled_from([0, 1, 3]), st.sampled_from(["request", "iteration"]))
 @settings(max_examples=40)
-def test_prefetches_by_ratio_times_proximity(world: World, most: int) -> None:
+def test_prefetches_by_ratio_times_proximity(world: World, most: int, scope: str) -> None:
     schedule, n_layers, n_experts = world.work.schedule, world.work.n_layers, world.work.n_experts
     expected = []
     for step in np.flatnonzero(schedule.phase == DECODE).tolist():
         rows = schedule.rows[schedule.offsets[step] : schedule.offsets[step + 1]].tolist()
         before = None
         for point in range(1, n_layers):
-            matched, table = ratios(world, rows, point)
+            matched, table = ratios(world, rows, point, scope == "request")
             wishes = []
             for layer in range(point, n_layers) if table else ():
                 for expert in range(n_experts):
@@ -191,7 +193,7 @@ def test_prefetches_by_ratio_times_proximity(world: World, most: int) -> None:
             for priority, flat, call in queue[: most or None] if matched == before else queue:
                 expected.append((step * (n_layers + 1) + point, call, flat, priority))
             before = matched
-    requests = world.plan("moe-infinity", {"most": most}).requests
+    requests = world.plan("moe-infinity", {"most": most, "scope": scope}).requests
     assert requests is not None
     moment = np.repeat(requests.moment, np.diff(requests.offsets))
     made = zip(

@@ -10,6 +10,8 @@ uses raw counts as priorities, evicts the least used and has prediction switched
 
 Decided here:
 
+* The running matrix is the request's so far. ``scope=iteration`` takes the running token alone, a partial path, which
+  is how DoMoE's authors describe this baseline.
 * Nothing is predicted before the first routed layer of a token is known, as the formula has it: experts of the first
   layer are never prefetched, and eviction favours them.
 * Sequences that decode together are matched each by itself; their matrices are added and normalised row by row, which
@@ -23,6 +25,8 @@ Decided here:
   software profile searches, at L x E numbers an entry, and takes GPU memory where that is the GPU.
 * Values stay in force from one request to the next until its first match; a prefill predicts nothing and streams.
 """
+
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -43,11 +47,13 @@ class MoEInfinityParameters(base.Parameters):
 
     Attributes:
         capacity: activation matrices in the collection; the paper finds 120 best.
+        scope: what the running matrix counts: the request so far, or the running token alone.
         most: how many of the queue are asked for again, with new weights, while the match stays; 0 for all.
         beside: match beside the step instead of on its critical path.
     """
 
     capacity: int = Field(default=120, ge=1, le=100_000)
+    scope: Literal["request", "iteration"] = "request"
     most: int = Field(default=32, ge=0)
     beside: bool = False
 
@@ -58,6 +64,7 @@ class MoEInfinity(Policy):
     name = "moe-infinity"
     summary = "activation matrices: prefetch by a similar request's expert ratios x proximity, evict likewise"
     takes = MoEInfinityParameters
+    variants = ("scope=iteration",)
     parameters: MoEInfinityParameters
     learns = True
     dear = True
@@ -66,7 +73,7 @@ class MoEInfinity(Policy):
     def plan(self, view: View) -> Plan:
         """Match after each layer; ask for what the match says of later ones and value experts by it."""
         setting, given = self.setting, self.parameters
-        predictor = ActivationMatrices(setting.profile, given.capacity, seed=setting.seed)
+        predictor = ActivationMatrices(setting.profile, given.capacity, given.scope, setting.seed)
         entries, width = predictor.collection.shape
         steps, rows = np.unique(view.step[view.decoding], return_counts=True)
         points = np.arange(1, view.n_layers)
