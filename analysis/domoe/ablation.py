@@ -1,7 +1,7 @@
 """Figure 4: trajectory-based prediction, domain tables searched at every layer, and prediction at chosen layers.
 
-The paper's Trajectory is prediction from the layers run so far, as MoE-Infinity does it, which DoMoE is built on: here
-MoE-Infinity as it is. Table is DoMoE with a prediction at every layer, Table (T+M) the whole of it.
+Trajectory is the same system with MoE-Infinity's predictor in the place of tables; MoE-Infinity itself, with its own
+eviction and queue, stands beside it. Table is DoMoE with a prediction at every layer, Table (T+M) the whole of it.
 """
 
 from itertools import product
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "trajectory": ("moe-infinity", {}),
+    "trajectory": ("domoe", {"mode": "trajectory"}),
     "table": ("domoe", {"mode": "table"}),
     "table (T+M)": ("domoe", {}),
+    "moe-infinity": ("moe-infinity", {}),
 }
 STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over table": ("table (T+M)", "table")}
 
 
 def measure(setup: Setup) -> Data:
-    """The three stages on each model's mixed workload (or the last one that it has), with every software profile."""
+    """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
     cells = []
     for suite, software in product(setup.suites, setup.software):
         workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]
@@ -110,14 +111,14 @@ def sheets(data: Data) -> list[Sheet]:
 
 
 def draw(data: Data, figure: "Figure") -> None:
-    """Tokens/s of the three stages, a panel a model, published beside each software profile."""
+    """Tokens/s of the stages, a panel a model, published beside each software profile."""
     models = list(dict.fromkeys(cell["model"] for cell in data["cells"]))
     figure.set_size_inches(1 + 3.2 * len(models), 4)
     axes: Any = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         bars: dict[str, list[float]] = {}
-        if points := {p.at: p.tokens_per_s or 0 for p in domoe().points("Figure 4", model)}:
-            bars["published"] = [points.get(stage, 0) for stage in STAGES]
+        if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
+            bars["published"] = [points.get(stage, np.nan) for stage in STAGES]
         for cell in data["cells"]:
             if cell["model"] == model:
                 bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in STAGES]

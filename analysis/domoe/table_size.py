@@ -94,9 +94,12 @@ def draw(data: Data, figure: "Figure") -> None:
         for row, (what, label) in enumerate((("tokens_per_s", "tokens/s"), ("hit_ratio", "hit ratio"))):
             ax = axes[row][column]
             mine = [p for p in data["points"] if p["model"] == model]
-            for software in dict.fromkeys(p["software"] for p in mine):
-                line = [(p["entries"], p[what]) for p in mine if p["software"] == software]
-                ax.plot(*np.array(line).T, marker="o", ms=3, label=f"simulated, {software}")
+            for index, software in enumerate(dict.fromkeys(p["software"] for p in mine)):
+                line = [(p["entries"], p[what], 1 - p["miss_ratio"]) for p in mine if p["software"] == software]
+                entries, value, caught = np.array(line).T
+                ax.plot(entries, value, f"C{index}o-", ms=3, label=f"simulated, {software}")
+                if what == "hit_ratio":
+                    ax.plot(entries, caught, f"C{index}:", label="hit or late" if index == 0 else None)
             points = [(int(p.at), getattr(p, what)) for p in domoe().points("Figure 5", model)]
             there = np.array([point for point in points if point[1] is not None])
             if len(there):
@@ -108,6 +111,7 @@ def draw(data: Data, figure: "Figure") -> None:
         axes[0][column].set_title(model, fontsize=9)
         axes[1][column].set_xlabel("entries of a domain's table")
     axes[0][0].legend(fontsize=7)
+    axes[1][0].legend(fontsize=7)
 
 
 EXPERIMENT = Experiment(
