@@ -220,6 +220,59 @@ def baseline(
     baseline_command(model, device)
 
 
+@app.command
+def generate(
+    *,
+    model: Annotated[Path, Parameter(help="a checkpoint's folder, or its name on the Hugging Face hub")],
+    prompt: Annotated[str, Parameter(help="what the model goes on from")],
+    policy: Annotated[
+        str, Parameter(help="a policy that needs no future; with parameters: name,key=value,...")
+    ] = "lru",
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value"),
+    ] = None,
+    tokens: Annotated[Whole, Parameter(help="how many tokens to generate at most")] = 32,
+    cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
+    profile: Annotated[
+        list[Path] | None,
+        Parameter(consume_multiple=True, negative=(), help="traces whose profile split the policy learns from"),
+    ] = None,
+    check: Annotated[
+        bool, Parameter(negative=(), help="compare every expert with its stamp before and after it runs")
+    ] = False,
+    compare: Annotated[
+        bool, Parameter(negative=(), help="run the resident model first, which must fit, and compare the tokens")
+    ] = False,
+    device: Device = "cuda",
+    host_memory: Annotated[
+        str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what is available")
+    ] = None,
+    seed: Annotated[Whole, Parameter(help="for policies that draw at random")] = 0,
+    json: Annotated[
+        str | None,
+        Parameter(name=["--json"], allow_leading_hyphen=True, help="write what came of it here, - is standard output"),
+    ] = None,
+) -> None:
+    """Generate text with a real model whose experts wait in host memory, under any policy that needs no future.
+
+    For example:
+
+    ```
+    python -m realrun generate --model ./olmoe --policy lru --prompt "The court finds" --cache 25%
+    python -m realrun generate --model ./mini --policy previous-token --prompt "def main" --check --compare
+    ```
+    """
+    from realrun.commands import Wanted, generate_command
+
+    generate_command(
+        Wanted(
+            model, prompt, policy, set_ or [], tokens, cache, profile or [], seed, check, compare, host_memory, device,
+            json,
+        )
+    )  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
     return run(app, arguments, failures=(RunError, SlotFault))

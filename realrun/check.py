@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KINDS = ("was not the expert in its slot", "was not whole when its kernels began", "was wrong when its kernels had ended")
+_KINDS = (
+    "was not the expert in its slot",
+    "was not whole when its kernels began",
+    "was wrong when its kernels had ended",
+)
 
 
 class Checker:

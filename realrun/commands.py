@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from realrun.faults import RunError
 from realrun.replay import first_steps, interruptible, open_rig, run, scaled, with_model
 from sim.capacity import parse_capacity
 from sim.metrics import Report
@@ -15,6 +16,7 @@ from sim.tables import Comparison, report_view
 from traces.errors import InputError
 from traces.files import keep_apart
 from traces.progress import Watch
+from traces.words import printable
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,72 @@ def host_bytes_of(text: str | None) -> int | None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a generation is asked for; see the options of ``python -m realrun generate``."""
+
+    model: Path
+    prompt: str
+    policy: str
+    set_: Sequence[str]
+    tokens: int
+    cache: str
+    profile: Sequence[Path]
+    seed: int
+    check: bool
+    compare: bool
+    host_memory: str | None
+    device: str
+    json: str | None
+
+
+def generate_command(wanted: Wanted) -> None:
+    """Generate text with a model's experts offloaded, print it, and what it took on standard error.
+
+    Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
+    ``compare`` RunError if the tokens are not those of the resident model.
+    """
+    from realrun.device import open_device
+    from realrun.generate import Choice, Offloader, resident_tokens
+    from traces.checkpoint import BASIS_FILE, end_tokens, load, located
+    from traces.embeddings import Basis
+    from traces.trace import Trace
+
+    keep_apart([*wanted.profile], {"--json": wanted.json})
+    if wanted.tokens < 1:
+        raise InputError(f"--tokens {wanted.tokens}; expected at least 1")
+    name, *settings = wanted.policy.split(",")
+    policy_class(name)
+    values = values_of([*settings, *wanted.set_], "--set")
+    learned = tuple(Trace.load(path).select("profile") for path in wanted.profile)
+    folder = located(wanted.model)
+    basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
+    with written(wanted.json) as write, open_device(wanted.device) as device:
+        model, tokenizer = load(folder, device="cpu")
+        ids = tokenizer(wanted.prompt)["input_ids"]
+        if not ids:
+            raise InputError("--prompt: no token in it; expected a text")
+        pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        eos = end_tokens(model, tokenizer)
+        expected = resident_tokens(model, device, ids, wanted.tokens, pad, eos) if wanted.compare else None
+        choice = Choice(
+            name, values, wanted.cache, learned, seed=wanted.seed, check=wanted.check,
+            limit=host_bytes_of(wanted.host_memory),
+        )  # fmt: skip
+        with Offloader(model, device, choice, basis) as offloader:
+            result = offloader.generate(ids, wanted.tokens, pad, eos)
+        text = tokenizer.decode(result.tokens)
+        if expected is not None and result.tokens != expected:
+            raise RunError(f"the tokens are not those of the resident model: {result.tokens[:8]}, {expected[:8]}")
+        summary = {"policy": name, **result.summary(), "device": device.name, "compared": expected is not None}
+        write({**summary, "text": text, "token_ids": result.tokens})
+    if wanted.json != "-":
+        print(printable_lines(text))
+    _say("; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary.items()))
+
+
+def printable_lines(text: str) -> str:
+    """Text that a model wrote, its lines kept and all else that moves a cursor escaped."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -87,6 +87,9 @@ class Device(Protocol):
     def unpin(self, address: int) -> None:
         """Let go of what ``pin`` locked."""
 
+    def hold_back(self, event: Any) -> None:
+        """What the host's own thread computes from now on, as a model does, waits for ``event``."""
+
     def breathe(self) -> None:
         """The host has nothing to do but to look again."""
 
@@ -203,6 +206,10 @@ class CudaDevice:
     def unpin(self, address: int) -> None:
         """Undo ``pin``."""
         self._torch.cuda.cudart().cudaHostUnregister(address)
+
+    def hold_back(self, event: Any) -> None:
+        """The host's thread launches on the compute stream: that waits, not the host."""
+        self.compute.wait(event)
 
     def breathe(self) -> None:
         """Look again at once: microseconds count."""
@@ -321,6 +328,10 @@ class HostDevice:
 
     def unpin(self, address: int) -> None:
         """All memory is alike."""
+
+    def hold_back(self, event: Any) -> None:
+        """The host's thread computes itself."""
+        event.wait()
 
     def breathe(self) -> None:
         """Let the threads have the processor; raise what went wrong in them."""

@@ -109,8 +109,8 @@ def run(
     the run is "other", the loop's own overhead. A run that ``stop`` ended early says so in ``settings.complete`` and in
     a note, and reports the steps that were finished.
 
-    Raises KeyboardInterrupt if that was before the first step was over, InputError for what the device cannot hold, SlotFault where a check finds a wrong, stale or half-copied
-    expert, RunError where the device does not go on.
+    Raises KeyboardInterrupt if that was before the first step was over, InputError for what the device cannot hold,
+    SlotFault where a check finds a wrong, stale or half-copied expert, RunError where the device does not go on.
     """
     outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, check=check, stop=stop, progress=progress)
     terms = settle(scene.work, plan, scene.budget, discipline, chunks)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from realrun.engine import RealRun
 from realrun.faults import RunError, SlotFault
@@ -21,7 +23,10 @@ from tests.worlds import World, run_of
 
 torch.set_num_threads(1)
 FEW = settings(max_examples=25)
-DEMAND_ONLY = [("lru", {}), ("lru", {"scope": "layer"}), ("lfu", {}), ("lfu", {"counts": "always"}), ("fifo", {}), ("on-demand", {})]  # fmt: skip
+DEMAND_ONLY: list[tuple[str, dict]] = [
+    ("lru", {}), ("lru", {"scope": "layer"}), ("lfu", {}), ("lfu", {"counts": "always"}), ("fifo", {}),
+    ("on-demand", {}),
+]  # fmt: skip
 ALL_RESIDENT = Plan(everything_resident=True)
 
 
@@ -178,7 +183,9 @@ def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() ->
         resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
         copy = device.copy
         device.copy = lambda target, source: (device.copies.delay(0.002), copy(target, source))
-        slow = real_run(world, world.plan("previous-token"), stage, predictions, check=True, keep_outputs=True).execute()
+        slow = real_run(
+            world, world.plan("previous-token"), stage, predictions, check=True, keep_outputs=True
+        ).execute()
     assert all(map(torch.equal, slow.outputs, resident.outputs))
     assert int(slow.log.stall_demand.sum()) > 0
 
@@ -287,4 +294,3 @@ def test_prefills_and_batches_run_the_rows_that_the_trace_has() -> None:
         assert measured.compute_ns().sum() == (
             outcome.layer_ns.sum() + outcome.shared_ns.sum() + outcome.experts_ns.sum() + outcome.head_ns.sum()
         )
-
