@@ -95,6 +95,7 @@ class Run:
         self.stall_host = [0] * work.n_calls
         self.predict = [0] * n_steps
         self._at_moments = by_moment(plan, work.n_experts)
+        self._may_stream = plan.stream_prefill or plan.ring
         self._may_owe = self.observer is None and plan.prediction.critical
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
 
@@ -187,20 +188,23 @@ class Run:
         rest = self._rest(call, late) if self.plan.ring else []
         link.passed = call
         moment = call + step + 1
-        streams = self._streams(call)
+        streams = self._may_stream and self._streams(call)
         costs = self._expert_ns[first : first + len(needed)]
         quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
         if quiet and self._alone() and self.plan.keep:
             self._owed += busy + sum(costs)
             return
         yield from self._catch_up()
-        of = dict(zip(needed, costs, strict=True))
         hosted = [i for i in range(first, first + len(needed)) if self.found[i] == HOSTED] if self._host else []
         if hosted:
+            costs = [cost for i, cost in enumerate(costs, first) if self.found[i] != HOSTED]
             needed = [expert for i, expert in enumerate(needed, first) if self.found[i] != HOSTED]
         groups = waves(self.cache, needed, link.demanded) if needed else [needed]
-        link.awaited.update(expert for group in groups[1:] for expert in group)
-        ready, waiting = self._claim(groups[0], of)
+        if len(groups) > 1:
+            of = dict(zip(needed, costs, strict=True))
+            costs = [of[expert] for expert in groups[0]]
+            link.awaited.update(expert for group in groups[1:] for expert in group)
+        ready, waiting = self._claim(groups[0], costs)
         if moment in self._at_moments:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
@@ -212,7 +216,7 @@ class Run:
         yield from self._compute(call, groups[0], busy + ready, waiting, late)
         for group in groups[1:]:
             link.awaited.difference_update(group)
-            ready, waiting = self._claim(group, of)
+            ready, waiting = self._claim(group, [of[expert] for expert in group])
             link.kick()
             yield from self._compute(call, group, ready, waiting, late)
         for transfer in rest:
@@ -261,8 +265,8 @@ class Run:
             if expert not in late and wanted[expert] == call and expert in link.transfers
         ]
 
-    def _claim(self, group: list[int], costs: dict[int, int]) -> tuple[int, list[tuple[Transfer, int]]]:
-        """Pin a wave and demand what it lacks; ``costs`` of each expert.
+    def _claim(self, group: list[int], costs: list[int]) -> tuple[int, list[tuple[Transfer, int]]]:
+        """Pin a wave and demand what it lacks.
 
         Returns the time of what is resident, and what to wait for with the time of each, those under way first.
         """
@@ -270,13 +274,13 @@ class Run:
         under_way: list[tuple[Transfer, int]] = []
         absent: list[tuple[Transfer, int]] = []
         ready = 0
-        for expert in group:
+        for expert, cost in zip(group, costs, strict=True):
             pinned[expert] = 1
             if state[expert] == RESIDENT:
-                ready += costs[expert]
+                ready += cost
             else:
                 which = under_way if expert in link.transfers else absent
-                which.append((link.demand(expert), costs[expert]))
+                which.append((link.demand(expert), cost))
         return ready, under_way + absent
 
     def _compute(
