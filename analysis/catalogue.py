@@ -1,7 +1,7 @@
 """All experiments by name."""
 
 from analysis import anomalies, predictors, real_routes
-from analysis.domoe import ablation, limits, matching, neighbours, overall, similarity, table_size
+from analysis.domoe import ablation, adaptive, limits, matching, neighbours, overall, similarity, table_size
 from analysis.experiment import Experiment
 from traces.errors import InputError
 
@@ -10,6 +10,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for module in (
         overall,
         ablation,
+        adaptive,
         table_size,
         neighbours,
         similarity,

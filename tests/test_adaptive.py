@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.predictors.adaptive import held_out, miss_by_offset, missed, objective, sampled, shortest
+from sim.predictors.adaptive import estimate, held_out, missed, objective, sampled, shortest
 from sim.predictors.base import top
 from sim.predictors.matching import Matching
 from sim.predictors.neighbours import Neighbours
@@ -18,14 +18,16 @@ from traces.trace import Trace
 
 costs = st.floats(0, 1e9, allow_nan=False)
 misses = st.lists(st.floats(0, 1), min_size=1, max_size=8).map(np.array)
+by_layer = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).random((seed % 7 + 1, seed % 7 + 1)))
 
 
 def expected_ns(layers: tuple[int, ...], miss: np.ndarray, predict_ns: float, load_ns: float) -> float:
     """The paper's sum, term by term."""
-    total, offset = 0.0, 0
+    total, last = 0.0, 0
     for layer in range(len(miss)):
-        offset = 0 if layer in layers else offset + 1
-        total += (layer in layers) * predict_ns + miss[offset] * load_ns
+        last = layer if layer in layers else last
+        chance = miss[last, layer] if miss.ndim == 2 else miss[layer - last]
+        total += (layer in layers) * predict_ns + chance * load_ns
     return total
 
 
@@ -43,8 +45,8 @@ def test_the_objective_by_hand() -> None:
     assert objective((0, 1), miss, 10, 100) == pytest.approx(60) == objective((0, 1, 2), miss, 10, 100)
 
 
-@given(misses, costs, costs)
-@settings(max_examples=200)
+@given(misses | by_layer, costs, costs)
+@settings(max_examples=300)
 def test_the_shortest_path_is_the_best_of_all_sets(miss: np.ndarray, predict_ns: float, load_ns: float) -> None:
     best = shortest(miss, predict_ns, load_ns)
     assert best[0] == 0
@@ -55,7 +57,7 @@ def test_the_shortest_path_is_the_best_of_all_sets(miss: np.ndarray, predict_ns:
     assert reached == pytest.approx(min(values.values()), rel=1e-9, abs=1e-6)
 
 
-@given(misses, costs, costs, st.integers(0, 9))
+@given(misses | by_layer, costs, costs, st.integers(0, 9))
 @settings(max_examples=20)
 def test_sampling_never_beats_it_and_is_pure(miss: np.ndarray, predict_ns: float, load_ns: float, seed: int) -> None:
     chosen = sampled(miss, predict_ns, load_ns, seed)
@@ -110,21 +112,22 @@ def test_the_chance_of_a_misprediction_by_hand() -> None:
     keys = np.array([[[1, 1]] * 4, [[9, 0]] * 4, [[0, 9]] * 4], np.int8)
     routes = np.array([[[0, 1]] * 3, [[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4], [5, 6]]])
     predictor = neighbours(of(routes, keys, [0, 1, 1]))
-    assert miss_by_offset(predictor, [of(routes, keys, [0, 1, 1])], 2, 0).tolist() == [0, 0, 0]
+    assert estimate(predictor, [of(routes, keys, [0, 1, 1])], 2, 0).by_offset().tolist() == [0, 0, 0]
     # Another run whose first token goes elsewhere in the last layer: one expert of 4 (or 2) is missed there. Offset 0
     # is seen at layers 0, 1, 2; 1 at 1 and 2; 2 at 2 alone.
     other = routes.copy()
     other[1, 2] = [4, 7]
-    found = miss_by_offset(predictor, [of(other, keys, [0, 1, 1])], 2, 0)
-    assert found.tolist() == pytest.approx([1 / 12, 1 / 8, 1 / 4])
-    assert miss_by_offset(predictor, [], 2, 0).tolist() == [1, 1, 1], "nothing to estimate on"
+    found = estimate(predictor, [of(other, keys, [0, 1, 1])], 2, 0)
+    assert found.by_offset().tolist() == pytest.approx([1 / 12, 1 / 8, 1 / 4])
+    assert np.triu(found.by_layer()).tolist() == [[0, 0, 1 / 4]] * 3
+    assert estimate(predictor, [], 2, 0).by_offset().tolist() == [1, 1, 1], "nothing to estimate on"
 
 
 @given(traces(optional=True, prefill=True), st.integers(1, 3), st.integers(0, 9))
 @settings(max_examples=30)
 def test_it_is_the_share_of_experts_that_were_not_predicted(trace: Trace, fetch: int, seed: int) -> None:
     predictor = neighbours(trace, votes=2)
-    found = miss_by_offset(predictor, [trace], fetch, seed)
+    found = estimate(predictor, [trace], fetch, seed).by_offset()
     rows, n_layers = trace.decode_rows, trace.n_layers
     assert trace.embeddings is not None
     assert trace.prefill_embeddings is not None

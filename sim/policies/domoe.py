@@ -22,7 +22,7 @@ from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.activations import ActivationMatrices
-from sim.predictors.adaptive import held_out, miss_by_offset, objective, sampled, shortest
+from sim.predictors.adaptive import Estimate, estimate, held_out, objective, sampled, shortest
 from sim.predictors.base import Predictor, top
 from sim.predictors.domain import Domain
 from sim.predictors.matching import Matching, Reading
@@ -46,6 +46,7 @@ class DomoeParameters(base.Parameters):
         reading: of the lost matching formula: A the mean over the prompt's centres, B the largest cosine of all.
         keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
         layers: where to predict: adaptive (least expected time), sampled (the best of random sets), all, every:N.
+        chances: of a misprediction, on which that choice rests: offset, averaged over layers as in the paper; layer.
         mode: full; table, a prediction at every layer; or trajectory, the same with MoE-Infinity's predictor (the
             paper's ablation).
         fetch: experts asked for, a layer; 0 for as many as a token takes.
@@ -63,6 +64,7 @@ class DomoeParameters(base.Parameters):
     reading: Reading = "A"
     keys: Keys = "layer"
     layers: str = "adaptive"
+    chances: Literal["offset", "layer"] = "offset"
     mode: Literal["full", "table", "trajectory"] = "full"
     fetch: int = Field(default=0, ge=0)
     reach: int = Field(default=0, ge=0)
@@ -149,11 +151,16 @@ class Domoe(Policy):
         matching = Matching([domain.prototypes for domain in domains], p.clusters, p.reading, p.tables, p.margin, seed)
         return Neighbours(among, matching, votes=p.top_k, keys=p.keys, level=level, n_experts=n_experts)
 
-    def miss_by_offset(self, level: int, n_experts: int) -> np.ndarray:
-        """Chance of a misprediction by offset (L,), on sequences of the profile kept out of the tables."""
+    def estimate(self, level: int, n_experts: int) -> Estimate:
+        """How often predictions go wrong, on sequences of the profile that are kept out of the tables."""
         rest, out = held_out(self.setting.profile, self.setting.seed)
         predictor = self.predictor(level, n_experts, tables_of(rest, self.parameters.entries))
-        return miss_by_offset(predictor, out, self.fetch, self.setting.seed)
+        return estimate(predictor, out, self.fetch, self.setting.seed)
+
+    def miss(self, level: int, n_experts: int) -> np.ndarray:
+        """The objective's chances, by offset (L,) or by layer (L, L)."""
+        found = self.estimate(level, n_experts)
+        return found.by_layer() if self.parameters.chances == "layer" else found.by_offset()
 
     def prediction_layers(self, level: int, n_experts: int, n_layers: int) -> tuple[int, ...]:
         """The layers at which predictions are invoked."""
@@ -162,14 +169,14 @@ class Domoe(Policy):
             return tuple(range(n_layers))
         if kind.startswith("every:"):
             return tuple(range(0, n_layers, int(kind.removeprefix("every:"))))
-        miss = self.miss_by_offset(level, n_experts)
+        miss = self.miss(level, n_experts)
         if kind == "sampled":
             return sampled(miss, self.predict_ns, self.load_ns, self.setting.seed)
         return shortest(miss, self.predict_ns, self.load_ns)
 
     def predicted_ns(self, layers: tuple[int, ...], level: int, n_experts: int) -> float:
         """What the paper's objective expects of a token with predictions at ``layers``."""
-        return objective(layers, self.miss_by_offset(level, n_experts), self.predict_ns, self.load_ns)
+        return objective(layers, self.miss(level, n_experts), self.predict_ns, self.load_ns)
 
     @property
     def fetch(self) -> int:

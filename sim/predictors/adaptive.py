@@ -11,11 +11,14 @@ the expected time of a token is modelled as
 
 where ``miss[d]`` is the chance that a needed expert was not predicted d layers after the prediction, estimated on
 tokens of the profile split that are kept out of the tables. The paper calls solving this impractical and samples; it is
-a shortest path over layers, exact in O(L^2). What the model leaves out: that a prefetch needs time to arrive, that the
+a shortest path over layers, exact in O(L^2), and stays one when the chance is told apart by layer, which matters: large
+offsets are seen at late layers alone, and an average by offset takes how hard those are for what the offset does. What
+the model leaves out: that a prefetch needs time to arrive, that the
 cache holds some experts anyway, and what wrong prefetches cost the link.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,31 +34,44 @@ DRAWS = 1000
 
 
 def objective(layers: Sequence[int], miss: np.ndarray, predict_ns: float, load_ns: float) -> float:
-    """Expected nanoseconds of a token with predictions at ``layers`` (0 among them); ``miss`` (L,) by offset."""
-    last = np.zeros(len(miss), np.int64)
+    """Expected nanoseconds of a token with predictions at ``layers``, 0 among them.
+
+    ``miss`` is the chance of a misprediction by offset (L,), as the paper has it, or (L, L) at each layer (second axis)
+    of a prediction at another.
+    """
+    chance = _by_layer(miss)
+    last = np.zeros(len(chance), np.int64)
     last[list(layers)] = list(layers)
-    offset = np.arange(len(miss)) - np.maximum.accumulate(last)
-    return len(set(layers)) * predict_ns + load_ns * float(miss[offset].sum())
+    serving = np.maximum.accumulate(last)
+    return len(set(layers)) * predict_ns + load_ns * float(chance[serving, np.arange(len(chance))].sum())
 
 
 def shortest(miss: np.ndarray, predict_ns: float, load_ns: float) -> tuple[int, ...]:
     """The layers that minimise ``objective``, exactly; of equally good sets one with the fewest predictions.
 
-    ``best[j] = min over i < j of best[i] + predict_ns + load_ns sum(miss[: j - i])`` is the least cost of the first j
+    ``best[j] = min over i < j of best[i] + predict_ns + load_ns sum(miss[i, i:j])`` is the least cost of the first j
     layers when a prediction at i serves i to j - 1.
     """
     n_layers = len(miss)
-    span = predict_ns + load_ns * np.concatenate([[0.0], np.cumsum(miss)])
+    until = np.cumsum(np.triu(_by_layer(miss)), axis=1)  # [i, j]: layers i to j
     best = [(0.0, 0)] + [(np.inf, 0)] * n_layers
     origin = [0] * (n_layers + 1)
     for end in range(1, n_layers + 1):
-        ways = [(best[begin][0] + span[end - begin], best[begin][1] + 1, begin) for begin in range(end)]
-        cost, count, origin[end] = min(ways)
+        span = predict_ns + load_ns * until[:end, end - 1]
+        cost, count, origin[end] = min((best[i][0] + span[i], best[i][1] + 1, i) for i in range(end))
         best[end] = (cost, count)
     layers = [origin[n_layers]]
     while layers[-1]:
         layers.append(origin[layers[-1]])
     return tuple(reversed(layers))
+
+
+def _by_layer(miss: np.ndarray) -> np.ndarray:
+    """Chances by offset (L,) as those of each layer and prediction (L, L)."""
+    if miss.ndim == 2:
+        return miss
+    offset = np.arange(len(miss)) - np.arange(len(miss))[:, None]
+    return miss[np.maximum(offset, 0)]
 
 
 def sampled(miss: np.ndarray, predict_ns: float, load_ns: float, seed: int) -> tuple[int, ...]:
@@ -90,19 +106,36 @@ def held_out(profile: Sequence[Trace], seed: int) -> tuple[list[Trace], list[Tra
     return rest, out
 
 
-def miss_by_offset(
-    predictor: Neighbours, samples: Sequence[Trace], fetch: int, seed: int, tokens: int = SAMPLE
-) -> np.ndarray:
-    """Chance that an expert that a token takes was not among the ``fetch`` predicted, by offset (L,).
+@dataclass(frozen=True)
+class Estimate:
+    """Experts that sampled tokens took, and those of them that were not predicted, (L, L) int64 both.
 
-    Over up to ``tokens`` random decode rows of ``samples``, all layers at which a prediction may be invoked, and all
-    layers it may serve. 1 where nothing can be told.
+    First axis: the layer at which the prediction was invoked; second: the layer of the expert.
     """
-    n_layers = samples[0].n_layers if samples else 0
-    wrong, needed = np.zeros(n_layers), np.zeros(n_layers)
+
+    wrong: np.ndarray
+    needed: np.ndarray
+
+    def by_offset(self) -> np.ndarray:
+        """Chance of a misprediction by offset (L,), over all layers; 1 where nothing can be told."""
+        n_layers = len(self.wrong)
+        sums = [np.array([np.trace(a, offset) for offset in range(n_layers)]) for a in (self.wrong, self.needed)]
+        return _share(*sums)
+
+    def by_layer(self) -> np.ndarray:
+        """Chance of a misprediction of each layer by each prediction (L, L); 1 where nothing can be told."""
+        return _share(self.wrong, self.needed)
+
+
+def _share(wrong: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    return np.divide(wrong, needed, out=np.ones(wrong.shape), where=needed > 0)
+
+
+def estimate(predictor: Neighbours, samples: Sequence[Trace], fetch: int, seed: int, tokens: int = SAMPLE) -> Estimate:
+    """Try all predictions of ``fetch`` experts a layer on up to ``tokens`` random decode rows of ``samples``."""
+    n_layers = predictor.tables[0].paths.shape[1]
+    wrong, needed = np.zeros((n_layers, n_layers), np.int64), np.zeros((n_layers, n_layers), np.int64)
     counts = [len(trace.decode_rows) if trace.embeddings is not None else 0 for trace in samples]
-    if not sum(counts):
-        return np.ones(predictor.tables[0].paths.shape[1])
     drawn = np.sort(np.random.default_rng(seed).permutation(sum(counts))[:tokens])
     for trace, first, count in zip(samples, np.cumsum([0, *counts]), counts, strict=False):
         mine = drawn[(drawn >= first) & (drawn < first + count)] - first
@@ -112,12 +145,11 @@ def miss_by_offset(
         chosen = predictor.consulted(prompts(trace), trace.n_sequences)[trace.sequence[rows]]
         for point in range(n_layers):
             level = predictor.query_level(point)
-            layers = range(point, n_layers)
-            scores = predictor.vote(trace.embeddings[mine, level], chosen, level, layers)
-            absent = missed(top(scores, fetch), trace.experts[rows, point:])
-            wrong[: n_layers - point] += absent.sum(axis=(0, 2))
-            needed[: n_layers - point] += (trace.experts[rows, point:] >= 0).sum(axis=(0, 2))
-    return np.divide(wrong, needed, out=np.ones(n_layers), where=needed > 0)
+            scores = predictor.vote(trace.embeddings[mine, level], chosen, level, range(point, n_layers))
+            taken = trace.experts[rows, point:]
+            wrong[point, point:] += missed(top(scores, fetch), taken).sum(axis=(0, 2))
+            needed[point, point:] += (taken >= 0).sum(axis=(0, 2))
+    return Estimate(wrong, needed)
 
 
 def missed(predicted: np.ndarray, taken: np.ndarray) -> np.ndarray:
