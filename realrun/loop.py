@@ -32,6 +32,8 @@ from sim.plan import Plan
 from sim.terms import Terms
 
 STUCK_SECONDS = 120.0
+TURNS_BETWEEN_LOOKS = 256
+"""Turns between looks at the clock and at whether somebody wants the run to end."""
 
 Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
 """What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
@@ -201,7 +203,7 @@ class Loop:
                 break
         self.device.breathe()
         self._turns += 1
-        if not self._turns % 256:
+        if not self._turns % TURNS_BETWEEN_LOOKS:
             if self._stop():
                 raise Stopped
             if time.monotonic() - self._moved_at > STUCK_SECONDS:
