@@ -67,7 +67,6 @@ class MoEInfinity(Policy):
     variants = ("scope=iteration",)
     parameters: MoEInfinityParameters
     learns = True
-    dear = True
     ignores = frozenset({"budget"})
 
     def plan(self, view: View) -> Plan:
@@ -95,23 +94,30 @@ class MoEInfinity(Policy):
 
     def _requests(self, view: View, steps: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Requests:
         """For each step and point the experts of later layers by weight; ``found`` (steps, L - 1) numbers ``ratio``."""
-        columns = [np.zeros((4, 0), np.int64)]
         again = np.zeros(found.shape, bool)
         again[:, 1:] = found[:, 1:] == found[:, :-1]
+        # How many each moment asks for is worked out first, so that each request is written once, at its place.
+        later = (ratio > 0).sum(axis=2)[:, ::-1].cumsum(axis=1)[:, -2::-1]
+        points = np.arange(view.n_layers - 1)
+        wanted = np.where(found >= 0, later[found, points], 0)
+        count = np.where(again, np.minimum(wanted, self.parameters.most or wanted), wanted)
+        offsets = np.append(0, np.cumsum(count))
+        begin = offsets[:-1].reshape(count.shape)
+        call, expert, priority = (np.empty(offsets[-1], np.int64) for _ in range(3))
         for point in range(1, view.n_layers):
-            matched = np.flatnonzero(found[:, point - 1] >= 0)
+            matched = np.flatnonzero(count[:, point - 1])
             distinct, which = np.unique(found[matched, point - 1], return_inverse=True)
-            expert, weight = _queue(ratio[distinct], point)
-            wanted = (weight > 0).sum(axis=1)[which]
-            count = np.where(
-                again[matched, point - 1], np.minimum(wanted, self.parameters.most or expert.shape[1]), wanted
-            )
-            row = np.repeat(np.arange(len(matched)), count)
-            rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-            asked, step = expert[which[row], rank], steps[matched[row]]
-            call = step * view.n_layers + asked // view.n_experts
-            columns.append(np.stack([view.moment(step, point), call, asked, -weight[which[row], rank]]))
-        return Requests.build(*np.concatenate(columns, axis=1))
+            queued, weight = _queue(ratio[distinct], point)
+            many = count[matched, point - 1]
+            row = np.repeat(np.arange(len(matched)), many)
+            rank = np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
+            place = begin[matched, point - 1][row] + rank
+            expert[place] = queued[which[row], rank]
+            call[place] = steps[matched[row]] * view.n_layers + expert[place] // view.n_experts
+            priority[place] = -weight[which[row], rank]
+        asked = count.ravel() > 0
+        moment = view.moment(steps[:, None], points + 1).ravel()[asked]
+        return Requests(moment, np.append(offsets[:-1][asked], offsets[-1]), call, expert, priority)
 
 
 def _together(matches: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
