@@ -56,6 +56,30 @@ class Valuer(Policy):
         return Plan(eviction="score", values=Values(zero, zero, counts[None].astype(np.int64)))
 
 
+class Overreacher(Policy):
+    """Is told one layer ahead, and takes two."""
+
+    name = "overreacher"
+    foresight = 1
+
+    def plan(self, view: View) -> Plan:
+        row, slot = np.nonzero(view.route(3)[:, 2] >= 0)
+        step, expert = view.step[row], 2 * view.n_experts + view.route(3)[row, 2, slot]
+        return Plan(requests=Requests.build(view.moment(step, 1), step * view.n_layers + 2, expert))
+
+
+class Told(Policy):
+    """Is told one layer ahead, and takes one."""
+
+    name = "told"
+    foresight = 1
+
+    def plan(self, view: View) -> Plan:
+        row, slot = np.nonzero(view.foreseen(1)[:, 1] >= 0)
+        step, expert = view.step[row], view.n_experts + view.foreseen(1)[row, 1, slot]
+        return Plan(requests=Requests.build(view.moment(step, 1), step * view.n_layers + 1, expert))
+
+
 class Honest(Policy):
     """Asks for what the row before took."""
 
@@ -65,7 +89,7 @@ class Honest(Policy):
         return asking(view, view.previous_route(), 0)
 
 
-@pytest.mark.parametrize("cheat", [Impatient, Prophet, Valuer])
+@pytest.mark.parametrize("cheat", [Impatient, Prophet, Valuer, Overreacher])
 def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> None:
     here = scene(LAW, learns=False)
     with pytest.raises(InputError, match=f"policy {cheat.name}: it peeks: what it decides up to step"):
@@ -74,7 +98,8 @@ def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> Non
 
 def test_an_honest_policy_from_outside_runs() -> None:
     here = scene(LAW, learns=False)
-    assert plan_for(here, f"{__name__}:Honest")[0].requests is not None
+    for honest in ("Honest", "Told"):
+        assert plan_for(here, f"{__name__}:{honest}")[0].requests is not None
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if not policy_class(name).clairvoyant])

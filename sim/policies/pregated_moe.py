@@ -44,7 +44,7 @@ class PregatedMoE(Policy):
         "Pre-gated MoE as perfect one-layer look-ahead (its gate is another model's): copy the next layer's experts"
     )
     takes = PregatedMoEParameters
-    variants = ("cache=lfu",)
+    variants = ("cache=lfu", "cache=lru")
     parameters: PregatedMoEParameters
     foresight = 1
 
