@@ -79,6 +79,7 @@ REPORTS: dict[str, tuple[Part, ...]] = {
         Part("domoe-limits", "domoe-limits", _plain),
         Part("domoe-ablation", "domoe-ablation", _plain),
         Part("domoe-table-size", "domoe-table-size", lambda inputs: _with("large")(inputs) or inputs.setup),
+        Part("domoe-adaptive", "domoe-adaptive", _plain),
         Part("domoe-neighbours", "domoe-neighbours", _plain),
         Part("domoe-similarity", "domoe-similarity", _plain),
         Part("domoe-matching", "domoe-matching", _plain),

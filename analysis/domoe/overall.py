@@ -50,7 +50,7 @@ The first is what the claims are held against: both evict what the entries of th
 
 
 def contestants(suite: Suite) -> list[Contestant]:
-    """DoMoE and FMoE in every way, MoE-Infinity, then policies that need no embeddings and no table."""
+    """DoMoE and FMoE in every way, MoE-Infinity, other systems of the field, then policies that need no table."""
     entries = dict(zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(suite.domains) * ENTRIES), strict=True))
     evictions = dict.fromkeys(theirs["eviction"] for _, theirs in CHOICES.values())
     return [
@@ -61,6 +61,9 @@ def contestants(suite: Suite) -> list[Contestant]:
             for name, n in entries.items()
         ),
         Contestant("moe-infinity", "moe-infinity", {}),
+        Contestant("finemoe", "finemoe", {}),
+        Contestant("promoe", "promoe", {}),
+        Contestant("cache-moe", "cache-moe", {}),
         Contestant("previous-token", "previous-token", {}),
         Contestant("lru, a layer", "lru", {"scope": "layer"}),
         Contestant("popularity, domain", "popularity", {"by": "domain"}),
