@@ -51,7 +51,7 @@ class Fiddler(Policy):
     name = "fiddler"
     summary = "Fiddler: popular experts stay on the GPU, absent ones run on the CPU where that beats copying them"
     takes = FiddlerParameters
-    variants = ("beside=false",)
+    variants = ("beside=False",)
     parameters: FiddlerParameters
     learns = True
 

@@ -35,7 +35,7 @@ class ByOracle(Policy):
     name = "oracle"
     summary = "reference: prefetch by a predictor of chosen accuracy, evict the least recently used"
     takes = OracleParameters
-    variants = ("accuracy=0.5", "accuracy=0", "random=true")
+    variants = ("accuracy=0.5", "accuracy=0.0", "random=True")
     parameters: OracleParameters
     clairvoyant = True
     rank_aware = True
