@@ -188,6 +188,8 @@ class _Stack:
             return weights[layer].write(expert, target)
 
         self.store = HostStore(device, layers * self.count, self.size, fill=fill, limit=choice.limit)
+        for one in weights:  # before the rest of the model moves to the device
+            one.let_go()
         self.planner = Planner(self.policy, self.live)
         self.loop = self._loop()
         self._handles: list[Any] = []

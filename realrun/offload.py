@@ -119,7 +119,6 @@ class Offloaded:
     ) -> None:  # fmt: skip
         """Put stand-ins and hooks into the modules; ``slot_of(layer, expert)`` gives the bytes of a slot."""
         for layer, (routed, weights) in enumerate(zip(self.routed, self.weights, strict=True)):
-            weights.let_go()
             module, slot = weights.module, partial(slot_of, layer)
             for expert, child in enumerate(weights.children):
                 hook = _pointed(weights.parts, partial(slot, expert))
