@@ -102,9 +102,9 @@ def test_fmoe_is_given_three_table_sizes_and_the_same_eviction(setup: Setup) -> 
     ("low", "high", "most", "said"),
     [
         (1.3, 1.4, 2.0, "inside"),
-        (1.1, 1.2, 2.0, "published is higher"),
-        (1.6, 1.7, 2.0, "published is lower"),
-        (1.0, 1.1, 1.2, "published is impossible here"),
+        (1.1, 1.2, 2.0, "higher"),
+        (1.6, 1.7, 2.0, "lower"),
+        (1.0, 1.1, 1.2, "impossible"),
         (None, None, 2.0, "–"),
     ],
 )

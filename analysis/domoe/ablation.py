@@ -89,7 +89,10 @@ def sheets(data: Data) -> list[Sheet]:
             "Figure 4: steps of the ablation, mixed workload",
             ["model", "step", "ratio of", "software", "published", "simulated", "so"],
             rows,
-            ("Intervals: 95 %, bootstrap over sequences, paired.",),
+            (
+                "Intervals: 95 %, bootstrap over sequences, paired. So: the published number lies inside the simulated "
+                "interval, or is higher or lower.",
+            ),
         ),
         Sheet(
             "Figure 4: absolute numbers",
