@@ -52,6 +52,7 @@ def test_what_is_profiled_reaches_the_plan(law: Scene, name: str) -> None:
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_both_engines_give_the_same_integers_on_real_routes(law: Scene, name: str) -> None:
+    pytest.importorskip("numba", reason="the compiled engine needs numba")
     plan = planned(law, name)
     reference = Run(law.work, plan, law.budget).log()
     assert digest(run_compiled(law.work, plan, law.budget)) == digest(reference)

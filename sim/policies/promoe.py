@@ -45,7 +45,7 @@ class ProMoEParameters(base.Parameters):
     window: int = Field(default=1, ge=1, le=1000)
     first: int = Field(default=0, ge=0)
     width: int = Field(default=512, ge=1, le=1_000_000)
-    epochs: int = Field(default=12, ge=1, le=1000)
+    epochs: int = Field(default=10, ge=1, le=1000)
     beside: bool = True
 
 

@@ -7,13 +7,14 @@ Decided here:
 
 * A trace holds projected embeddings, so these nets are narrower than the real ones (what is charged for is the real
   size, see ``sim.policies.promoe``). Inputs are brought to one length, which makes them independent of a trace's scale.
-* A net's outputs are the next ``horizons`` layers, E experts each; it learns by binary cross-entropy whether each is
-  taken, with Adam (D. P. Kingma and J. Ba, arXiv 1412.6980) and a rate that falls to 0, in mini-batches from a seed.
-  Layers beyond the last count for nothing.
-* A trained net is rounded to whole numbers. Its products are then exact in float64 whatever their order, so one row and
-  a thousand get equal bits; 12 bits a weight do not change what it says.
-* A score is the logit z, brought to between 0 and 1 by (1 + z / (1 + |z|)) / 2, which needs no function whose last bit
-  depends on where in an array a number stands.
+* A net's outputs are the next ``horizons`` layers, E experts each. It learns whether each is taken, with Adam (D. P.
+  Kingma and J. Ba, arXiv 1412.6980) and a rate that falls to 0, in mini-batches from a seed. Layers beyond the last
+  count for nothing. A score is p(z) = (1 + z / sqrt(4 + z^2)) / 2 of an output z, as steep at 0 as the logistic
+  function, and the loss is the one whose slope is p - t for a target t, as cross-entropy is for the logistic function.
+* The same bits come out whatever the number of threads, of rows, or the kind of processor. Operands of every product
+  are rounded to whole multiples of a power of two, few enough bits that float64 sums them exactly in any order, and all
+  else takes nothing but sums, products, quotients and roots, which are defined to the last bit.
+* A trained net is rounded to whole numbers of 12 bits.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,9 @@ WEIGHT = 2**12
 BIAS = 2**48
 """The largest bias: with such inputs and weights and up to 2^8 hidden units every sum stays below 2^53."""
 RATE = 0.05
-BATCH = 256
+BATCH = 128
+FINE, COARSE = 18, 14
+"""Bits after the point of errors, and of weights, activations and their gradients, while training."""
 
 
 class StrideNets:
@@ -40,14 +43,14 @@ class StrideNets:
     name = "stride-net"
 
     def __init__(
-        self, profile: Sequence[Trace], horizons: int = 1, width: int = 64, epochs: int = 12, seed: int = 0
+        self, profile: Sequence[Trace], horizons: int = 1, width: int = 64, epochs: int = 10, seed: int = 0
     ) -> None:
         x, routes, n_experts = _examples(profile)
         self.horizons = horizons
         if len(routes):
             weights = _trained(x, routes, n_experts, (horizons, width, epochs, seed))
         else:
-            weights = [np.zeros(shape, np.float32) for shape in _shapes(x, routes, n_experts, horizons, width)]
+            weights = [np.zeros(shape) for shape in _shapes(x, routes, n_experts, horizons, width)]
         self._weights = rounded(weights)
         self._learned = bool(len(routes))
 
@@ -60,12 +63,17 @@ class StrideNets:
         x = inputs(view.embedding(point))
         z = (np.maximum(x @ first + bias, 0) @ second + other) * unit
         z = z.reshape(len(x), self.horizons, view.n_experts)
-        score = (1 + z / (1 + np.abs(z))) / 2
+        score = chance(z)
         result = np.zeros((len(x), len(layers), view.n_experts), np.float32)
         for column, layer in enumerate(layers):
             if self._learned and layer - point < self.horizons:
                 result[:, column] = score[:, layer - point]
         return result
+
+
+def chance(z: np.ndarray) -> np.ndarray:
+    """(1 + z / sqrt(4 + z^2)) / 2, elementwise: between 0 and 1, and 1/2 for 0."""
+    return (1 + z / np.sqrt(4 + z * z)) / 2
 
 
 def inputs(embeddings: np.ndarray) -> np.ndarray:
@@ -91,12 +99,12 @@ def rounded(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _examples(profile: Sequence[Trace]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Inputs (L, M, D) float32 of length 1 at points 0 to L - 1, routes (M, L, K) of decoded tokens, and E."""
+    """Inputs (L, M, D) of length 1 at points 0 to L - 1, routes (M, L, K) of decoded tokens, and E."""
     x, routes = [], []
     for trace in profile:
         if trace.embeddings is None:
             raise InputError(f"profile {trace.source or 'trace'}: no array embeddings, which the nets learn from")
-        x.append(inputs(trace.embeddings[:, : trace.n_layers]).astype(np.float32) / np.float32(INPUT))
+        x.append(inputs(trace.embeddings[:, : trace.n_layers]) / INPUT)
         routes.append(trace.experts[trace.decode_rows])
     together = np.concatenate(x).transpose(1, 0, 2)
     return np.ascontiguousarray(together), np.concatenate(routes), profile[0].n_experts
@@ -114,47 +122,58 @@ def _trained(x: np.ndarray, routes: np.ndarray, n_experts: int, given: tuple[int
     rng = np.random.default_rng(seed)
     shapes = _shapes(x, routes, n_experts, horizons, width)
     scale = [np.sqrt(2.0), 0, 1 / np.sqrt(width), 0]
-    weights = [(rng.standard_normal(s) * f).astype(np.float32) for s, f in zip(shapes, scale, strict=True)]
+    weights = [rng.standard_normal(shape) * factor for shape, factor in zip(shapes, scale, strict=True)]
     moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
     total = epochs * -(-len(routes) // BATCH)
-    step = 0
+    step, fading = 0, [1.0, 1.0]
     for _ in range(epochs):
         order = rng.permutation(len(routes))
         for first in range(0, len(order), BATCH):
             rows = order[first : first + BATCH]
             gradients = _gradients(x[:, rows], *_targets(routes[rows], n_experts, horizons), weights)
+            fading = [fading[0] * 0.9, fading[1] * 0.999]
+            rate = RATE * (1 - step / total) * np.sqrt(1 - fading[1]) / (1 - fading[0])
             step += 1
-            rate = np.float32(RATE * (1 - (step - 1) / total) * np.sqrt(1 - 0.999**step) / (1 - 0.9**step))
             for weight, gradient, (mean, square) in zip(weights, gradients, moments, strict=True):
-                mean += np.float32(0.1) * (gradient - mean)
-                square += np.float32(0.001) * (gradient * gradient - square)
-                weight -= rate * mean / (np.sqrt(square) + np.float32(1e-8))
+                mean += 0.1 * (gradient - mean)
+                square += 0.001 * (gradient * gradient - square)
+                weight -= rate * mean / (np.sqrt(square) + 1e-8)
     return weights
 
 
 def _targets(routes: np.ndarray, n_experts: int, horizons: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each expert is taken (L, B, horizons * E) float32, and which outputs count (L, 1, horizons * E)."""
+    """Whether each expert is taken (L, B, horizons * E), and which outputs count (L, 1, horizons * E)."""
     rows, n_layers, _ = routes.shape
-    taken = np.zeros((n_layers + horizons, rows, n_experts + 1), np.float32)
+    taken = np.zeros((n_layers + horizons, rows, n_experts + 1))
     np.put_along_axis(taken[:n_layers], routes.transpose(1, 0, 2).astype(np.int64) % (n_experts + 1), 1, axis=2)
     layer = np.arange(n_layers)[:, None] + np.arange(horizons)
     target = taken[layer][..., :n_experts].transpose(0, 2, 1, 3).reshape(n_layers, rows, -1)
-    counts = np.repeat((layer < n_layers).astype(np.float32), n_experts, axis=1)[:, None]
+    counts = np.repeat((layer < n_layers).astype(np.float64), n_experts, axis=1)[:, None]
     return target, counts
 
 
 def _gradients(
     x: np.ndarray, target: np.ndarray, counts: np.ndarray, weights: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, ...]:
-    """Gradients of the mean binary cross-entropy of a batch with respect to weights and biases."""
+    """Gradients of a batch's mean loss with respect to weights and biases, exact in any order of summing.
+
+    Weights take 19 bits, activations and their gradients 22, errors 18: with up to 2^10 hidden units, 2^13 outputs and
+    batches of 2^7 no sum of their products needs more than 53.
+    """
     first, bias, second, other = weights
-    hidden = np.maximum(x @ first + bias, 0)
-    logit = hidden @ second + other
-    error = (np.float32(1) / (np.float32(1) + np.exp(-np.clip(logit, -30, 30))) - target) * counts / x.shape[1]
-    inner = (error @ second.transpose(0, 2, 1)) * (hidden > 0)
+    rows = x.shape[1]
+    into, out = _rounded(first, COARSE, 32), _rounded(second, COARSE, 32)
+    hidden = _rounded(np.maximum(x @ into + bias, 0), COARSE, 256)
+    error = _rounded((chance(hidden @ out + other) - target) * counts, FINE, 1)
+    inner = _rounded((error @ out.transpose(0, 2, 1)) * (hidden > 0), COARSE, 256)
     return (
-        x.transpose(0, 2, 1) @ inner,
-        inner.sum(axis=1, keepdims=True),
-        hidden.transpose(0, 2, 1) @ error,
-        error.sum(axis=1, keepdims=True),
+        x.transpose(0, 2, 1) @ inner / rows,
+        inner.sum(axis=1, keepdims=True) / rows,
+        hidden.transpose(0, 2, 1) @ error / rows,
+        error.sum(axis=1, keepdims=True) / rows,
     )
+
+
+def _rounded(values: np.ndarray, bits: int, most: float) -> np.ndarray:
+    """``values`` to multiples of 2^-bits, and to at most ``most`` either way."""
+    return np.clip(np.rint(values * 2.0**bits), -most * 2.0**bits, most * 2.0**bits) * 2.0**-bits
