@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.engine import Run
@@ -202,7 +202,9 @@ def assert_blind(world: World, policy: type[Policy], values: dict[str, object], 
 def test_no_policy_acts_on_the_future(name: str, world: World, data: st.DataObject) -> None:
     values = data.draw(st.sampled_from(CHOICES.get(name, [{}])))
     step = data.draw(st.integers(0, world.work.schedule.n_steps - 1))
-    world = world.with_room(world.plan(name, values))
+    plan = world.plan(name, values)
+    assume(not plan.ring or world.work.n_calls * world.work.n_experts < 5_000)  # a ring copies them all
+    world = world.with_room(plan)
     assert_blind(world, policy_class(name), values, step, data.draw(st.integers(0, 99)))
 
 
