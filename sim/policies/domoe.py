@@ -8,9 +8,7 @@ here, is listed in docs/domoe.md. Its implementation is built on MoE-Infinity's;
 the project's own (nearest layer first, demands overtake).
 """
 
-import itertools
 import re
-from collections import OrderedDict
 from functools import cached_property
 from typing import Literal, Self
 
@@ -27,10 +25,11 @@ from sim.predictors.base import Predictor, top
 from sim.predictors.domain import Domain
 from sim.predictors.matching import Matching, Reading
 from sim.predictors.neighbours import Keys, Neighbours
-from sim.predictors.prototypes import ITERATIONS
 from sim.predictors.table import Table
 from sim.predictors.table import tables as tables_of
+from sim.predictors.upkeep import Upkeep
 from sim.view import View
+from sim.wishes import merged
 
 
 class DomoeParameters(base.Parameters):
@@ -105,13 +104,13 @@ class Domoe(Policy):
         predictor = self.predictor(view.prompt_level, view.n_experts)
         chosen = predictor.consulted(view.prompts(), int(view.sequence.max(initial=-1)) + 1)
         points = self.prediction_layers(view.prompt_level, view.n_experts, view.n_layers)
-        costs = _Costs(self, view, predictor, chosen, points)
+        upkeep = Upkeep(self.setting, view, predictor, chosen, points, self.parameters.room or self.parameters.tables)
         return Plan(
             eviction=self.parameters.eviction,
             values=_popularity(view, predictor.tables, chosen) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, points),
-            prediction=costs.prediction(),
-            gpu_bytes=costs.gpu_bytes,
+            prediction=upkeep.prediction(),
+            gpu_bytes=upkeep.gpu_bytes,
             stream_prefill=True,
             note=self._note(points),
         )
@@ -215,98 +214,15 @@ class Domoe(Policy):
             best = top(predictor.scores(view, point, range(point, end)), self.fetch)
             row, column, rank = np.nonzero(best >= 0)
             layer = point + column
+            call = step[row] * view.n_layers + layer
             expert = layer * view.n_experts + best[row, column, rank]
-            columns.append(np.stack([view.moment(step[row], point), step[row] * view.n_layers + layer, rank, expert]))
-        moment, call, rank, expert = np.concatenate(columns, axis=1)
-        order = np.lexsort((expert, rank, call, moment))
-        moment, call, expert = moment[order], call[order], expert[order]
-        # Rows of a batch ask for the same expert: once, at its best rank, is enough.
-        _, first = np.unique(np.stack([moment, call, expert]), axis=1, return_index=True)
-        first.sort()
-        return Requests.build(moment[first], call[first], expert[first])
+            columns.append(np.stack([view.moment(step[row], point), call, expert, call * view.n_experts + rank]))
+        return merged(*np.concatenate(columns, axis=1))
 
     def _note(self, points: tuple[int, ...]) -> str:
         held = ", ".join(f"{t.domain} {len(t):,} of {sum(t.seen.values()):,} tokens" for t in self.tables)
         where = "all" if len(points) > 1 and points == tuple(range(len(points))) else ", ".join(map(str, points))
         return f"routing tables: {held}; predictions at routed layers: {where}"
-
-
-class _Costs:
-    """What matching and predicting cost a run: time at each moment, memory on the GPU."""
-
-    def __init__(
-        self, policy: Domoe, view: View, predictor: Neighbours, chosen: np.ndarray, points: tuple[int, ...]
-    ) -> None:
-        self.policy, self.view, self.chosen = policy, view, chosen
-        # The embedding layer's output is known at once and never changes: one search serves all layers.
-        self.points = np.array(points[:1] if policy.parameters.keys == "token" else points)
-        self.entries = np.array([len(table) for table in predictor.tables], np.int64)
-        self.prototypes = sum(len(p.centres) for p in predictor.matching.prototypes)
-        self.room = policy.parameters.room or policy.parameters.tables
-
-    @property
-    def gpu_bytes(self) -> int:
-        """All prototypes, and the largest of the tables that there is room for."""
-        prototypes = self.policy.setting.software.table_bytes(self.prototypes * self.policy.setting.model.hidden)
-        return prototypes + int(np.sort(self._table_bytes())[::-1][: self.room].sum())
-
-    def _table_bytes(self) -> np.ndarray:
-        """What each table takes: keys of the levels that are searched, and paths in 16 bits an expert."""
-        model, software = self.policy.setting.model, self.policy.setting.software
-        levels = len(self.points) if self.policy.parameters.keys == "layer" else 1
-        paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
-        return self.entries * (software.table_bytes(levels * model.hidden) + paths)
-
-    def prediction(self) -> Prediction:
-        """Matching in prefills, loading of tables, searches in decode steps: each on the critical path."""
-        view, loading = self.view, self._loading()
-        prefills = view.prefill_steps()
-        times = [(view.moment(prefills, view.prompt_level), self._matching(prefills) + loading[prefills])]
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        if len(steps):
-            search = self._searches(steps, rows)
-            for point in self.points:
-                times.append((view.moment(steps, point), search + (loading[steps] if point == 0 else 0)))
-        moment, ns = (np.concatenate(part) for part in zip(*times, strict=True))
-        order = np.argsort(moment)
-        return Prediction(moment[order], ns[order])
-
-    def _searches(self, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """One search for the ``rows`` of each decode step among all tables that they consult."""
-        view = self.view
-        consulted = self.chosen[view.sequence[view.decoding]]
-        union = np.logical_or.reduceat(consulted, np.searchsorted(view.step[view.decoding], steps))
-        pairs, kind = np.unique(np.stack([union @ self.entries, rows]), axis=1, return_inverse=True)
-        return np.array([self.policy.search_ns(*pair) for pair in pairs.T.tolist()], np.int64)[kind.ravel()]
-
-    def _matching(self, prefills: np.ndarray) -> np.ndarray:
-        """Clustering each prompt and comparing its centres with all prototypes."""
-        setting = self.policy.setting
-        software, hardware, hidden = setting.software, setting.hardware, setting.model.hidden
-        ns = []
-        for rows in np.bincount(self.view.step, minlength=self.view.n_steps)[prefills].tolist():
-            centres = min(self.policy.parameters.clusters, rows)
-            ns.append(software.cluster_ns(hardware, rows, hidden, centres, ITERATIONS))
-            ns[-1] += software.search_ns(hardware, self.prototypes, hidden, centres)
-        return np.array(ns, np.int64)
-
-    def _loading(self) -> np.ndarray:
-        """Loading what a step consults and is not there (S,): the tables consulted longest ago make room."""
-        view, setting = self.view, self.policy.setting
-        size = self._table_bytes().tolist()
-        loaded: OrderedDict[int, None] = OrderedDict()
-        ns = np.zeros(view.n_steps, np.int64)
-        starts = np.searchsorted(view.step, np.arange(view.n_steps + 1)).tolist()
-        for step, (first, last) in enumerate(itertools.pairwise(starts)):
-            wanted = np.flatnonzero(self.chosen[view.sequence[first:last]].any(axis=0)).tolist()
-            absent = sum(size[table] for table in wanted if table not in loaded)
-            ns[step] = setting.software.load_ns(setting.hardware, absent)
-            for table in wanted:
-                loaded[table] = None
-                loaded.move_to_end(table)
-            while len(loaded) > self.room:
-                loaded.popitem(last=False)
-        return ns
 
 
 def _popularity(view: View, tables: list[Table], chosen: np.ndarray) -> Values:
