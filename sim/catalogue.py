@@ -156,7 +156,8 @@ def machine_table(name_or_path: str | Path) -> Table:
             if isinstance(value, Figure):
                 table.add_row(field, f"{value.value:g}", "yes" if value.measured else "no", value.source)
     link = hardware.link
-    for label, curve in (("h2d", link.h2d), ("h2d in a row", link.queued), ("d2h", link.d2h), ("pageable h2d", link.pageable)):
+    curves = {"h2d": link.h2d, "h2d in a row": link.queued, "d2h": link.d2h, "pageable h2d": link.pageable}
+    for label, curve in curves.items():
         for row, (size, time) in enumerate(curve.points if curve else ()):
             assert curve is not None
             text = f"{size / time:.1f} GB/s"

@@ -100,8 +100,8 @@ _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host"
 _HOST = ("to_host", "host_alone", "host_shared")
 _ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside",
               "pieces", "moments", "requests", "valued", "table")  # fmt: skip
-_SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring", "host",
-             "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
+_SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring",
+             "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
              "everything_resident")  # fmt: skip
 _STATE = (
     "now",
