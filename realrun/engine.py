@@ -194,6 +194,9 @@ class RealRun(Loop):
         begins = tokens.tolist()
         for number, phase in enumerate(work.schedule.phase.tolist()):
             self.link.phase = phase
+            if plan.ring and not number:
+                self._stream_next_layer(0)
+                self.link.kick()
             step, take = self._step(number, phase == PREFILL)
             if phase == PREFILL and plan.prediction.prompt_ns:
                 self._predicting(number, plan.prediction.prompt_ns)

@@ -180,6 +180,9 @@ class OffloadLoop(Loop):
         self.step += 1
         self.link.phase = phase
         self.predict.append(0)
+        if self.plan.ring and not self.step:
+            self._stream_next_layer(0)
+            self.link.kick()
 
     def call(self, layer: int, needed: list[int], decide: Callable[[], Any]) -> None:
         """The route of a layer is known: ``needed`` are its experts, flat and rising; ``decide`` asks the policy."""
