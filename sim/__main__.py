@@ -267,6 +267,32 @@ def hardware(
 
 
 @app.command
+def software(
+    name: Annotated[str | None, Parameter(help="one profile: a built-in name or a .toml file")] = None,
+    /,
+    *,
+    json: _Json = None,
+) -> None:
+    """List what predictions cost with each built-in software profile, or show one; every figure with its source.
+
+    For example:
+
+    ```
+    python -m sim software
+    python -m sim software paper
+    ```
+    """
+    from sim.catalogue import software_json, software_table
+    from sim.software import Software
+
+    keep_apart([name], {"--json": json})
+    if name is None:
+        _show(software_table(), software_json(), json)
+    else:
+        _show(software_table([name]), Software.load(name).model_dump(mode="json", exclude_none=True), json)
+
+
+@app.command
 def bench(
     *,
     tokens: Annotated[Whole, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
