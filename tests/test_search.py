@@ -1,6 +1,7 @@
 """Search among integer vectors: equal to brute force, to the bit for one row and many, ties to the smaller number."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -43,6 +44,16 @@ def test_it_finds_what_brute_force_finds(given: tuple[np.ndarray, np.ndarray, in
         expected = brute(index, keys, query, k)
         assert numbers[row].tolist() == [number for number, _ in expected]
         assert cosines[row].tolist() == pytest.approx([cosine for _, cosine in expected], abs=1e-6)
+
+
+@given(searches())
+def test_a_machine_without_faiss_finds_the_same_bits(given: tuple[np.ndarray, np.ndarray, int]) -> None:
+    keys, queries, k = given
+    found = Index(keys).search(queries, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "faiss", None)
+        without = Index(keys).search(queries, k)
+    assert [part.tobytes() for part in found] == [part.tobytes() for part in without]
 
 
 @given(searches())

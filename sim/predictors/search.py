@@ -3,7 +3,8 @@
 Float sums depend on their order, and libraries order them by the number of queries. Here all sums are of integers that
 float32 holds exactly: every key is brought to a common length, ``scale``, and rounded, and ``scale`` is so chosen that
 no sum with any admissible query reaches 2^24. The cosine is then exact up to that rounding of the keys (an angle of at
-most sqrt(D) / 2 / scale). FAISS (Johnson et al., "Billion-scale similarity search with GPUs", 2019) does the search.
+most sqrt(D) / 2 / scale). FAISS (Johnson et al., "Billion-scale similarity search with GPUs", 2019) does the search; on a machine without it NumPy
+does, with the same bits.
 """
 
 import math
@@ -58,8 +59,10 @@ class Index:
 
     def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Exact integer scores and numbers of the nearest, ordered."""
-        import faiss  # here, because every command imports the policies and few search
-
+        try:
+            import faiss  # here, because every command imports the policies and few search
+        except ImportError:
+            return self._in_full(queries, k)
         more = min(k + 1, len(self))
         index = faiss.IndexFlatIP(self.dims)
         index.add(self._keys)
@@ -69,8 +72,15 @@ class Index:
         scores, numbers = scores[:, :k].astype(np.int64), numbers[:, :k]
         order = np.argsort(-(scores * len(self) + (len(self) - 1 - numbers)), axis=1)
         scores, numbers = np.take_along_axis(scores, order, 1), np.take_along_axis(numbers, order, 1)
+        scores[tied], numbers[tied] = self._in_full(queries[tied], k)
+        return scores, numbers
+
+    def _in_full(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same by sorting all scores: for ties, and where FAISS is not installed."""
+        scores, numbers = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.int64)
         rows = max(1, _BLOCK // len(self))
-        for block in (tied[start : start + rows] for start in range(0, len(tied), rows)):
+        for start in range(0, len(queries), rows):
+            block = slice(start, start + rows)
             every = (queries[block] @ self._keys.T).astype(np.int64)
             numbers[block] = np.argsort(-every, axis=1, kind="stable")[:, :k]
             scores[block] = np.take_along_axis(every, numbers[block], 1)
