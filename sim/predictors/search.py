@@ -3,9 +3,8 @@
 Float sums depend on their order, and libraries order them by the number of queries. Here all sums are of integers that
 float32 holds exactly: every key is brought to a common length, ``scale``, and rounded, and ``scale`` is so chosen that
 no sum with any admissible query reaches 2^24. The cosine is then exact up to that rounding of the keys (an angle of at
-most sqrt(D) / 2 / scale). FAISS (Johnson
-et al., "Billion-scale similarity search with GPUs", 2019) does the search; where it is not installed NumPy does, with
-the same bits.
+most sqrt(D) / 2 / scale). FAISS (Johnson et al., "Billion-scale similarity search with GPUs", 2019) does the search;
+where it is not installed NumPy does, with the same bits.
 """
 
 import math
