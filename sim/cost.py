@@ -46,7 +46,12 @@ class Costs:
             if ffn.hidden == model.hidden and ffn.matrices == model.expert_matrices
         }
         self._layer = _measured_layer(model, hardware)
-        self._wait_ns = software.route_wait_us.value * 1e3 if software.waits_for_route else 0.0
+        own = self._layer
+        wait = own.route_wait_us if own is not None and own.route_wait_us is not None else software.route_wait_us
+        launch = own.launch_us if own is not None and own.launch_us is not None else software.launch_us
+        self._wait_ns = wait.value * 1e3 if software.waits_for_route else 0.0
+        self.launch_ns = 0 if launch is None else int(_whole(np.array(launch.value * 1e3)))
+        """Before experts that are there begin, once a route is known."""
 
     def layer_ns(self, tokens: ArrayLike, context: ArrayLike) -> np.ndarray:
         """Time of each call before the route of each routed layer is known, (S,) and (S,) to (S, L).

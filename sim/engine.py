@@ -192,7 +192,7 @@ class Run:
         costs = self._expert_ns[first : first + len(needed)]
         quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
         if quiet and self._alone() and self.plan.keep:
-            self._owed += busy + sum(costs)
+            self._owed += busy + sum(costs) + (self.work.launch_ns if needed else 0)
             return
         yield from self._catch_up()
         hosted = [i for i in range(first, first + len(needed)) if self.found[i] == HOSTED] if self._host else []
@@ -268,7 +268,8 @@ class Run:
     def _claim(self, group: list[int], costs: list[int]) -> tuple[int, list[tuple[Transfer, int]]]:
         """Pin a wave and demand what it lacks.
 
-        Returns the time of what is resident, and what to wait for with the time of each, those under way first.
+        Returns the time of what is resident, its launch included, and what to wait for with the time of each, those
+        under way first.
         """
         pinned, state, link = self.cache.pinned, self.cache.state, self.link
         under_way: list[tuple[Transfer, int]] = []
@@ -281,6 +282,8 @@ class Run:
             else:
                 which = under_way if expert in link.transfers else absent
                 which.append((link.demand(expert), cost))
+        if len(under_way) + len(absent) < len(group):
+            ready += self.work.launch_ns
         return ready, under_way + absent
 
     def _compute(

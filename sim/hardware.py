@@ -143,6 +143,9 @@ class Software(_Checked):
     """What it costs a routed layer that the host waits for the router's answer."""
     waits_for_route: bool
     """Whether it waits: any policy that fetches what the router asks for must."""
+    launch_us: Annotated[Figure | None, from_number] = None
+    """What passes, once a route is known, before experts that are there begin. Those that are waited for are launched
+    while their copies run. None where `route_wait_us` holds it."""
 
 
 class Ffn(Curve):
@@ -165,6 +168,9 @@ class Layer(_Checked):
     """``[cached tokens, nanoseconds]`` of one row."""
     prefill: Curve
     """``[rows, nanoseconds]`` of a prompt."""
+    route_wait_us: Annotated[Figure | None, from_number] = None
+    launch_us: Annotated[Figure | None, from_number] = None
+    """Both as in `Software`, of this layer's own model."""
 
 
 class Lookups(_Checked):

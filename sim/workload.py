@@ -91,6 +91,8 @@ class Workload:
         latency_ns: its fixed part.
         chained: whether a copy that follows another at once is spared that part.
         chunks: matrices of one expert, into which a transfer is cut by default.
+        launch_ns: what passes before the experts of a wave that are there begin; nothing before those that are waited
+            for. It is nobody's compute time.
     """
 
     schedule: Schedule
@@ -109,6 +111,7 @@ class Workload:
     latency_ns: int
     chunks: int
     chained: bool = False
+    launch_ns: int = 0
 
     @property
     def n_calls(self) -> int:
@@ -143,7 +146,7 @@ class Workload:
         Every transfer may be interrupted by every demand once, and then pays its latency again.
         """
         work = (self.layer_ns, self.shared_ns, self.expert_ns, self.head_ns)
-        busy = sum(int(part.max(initial=0)) * len(part) for part in work)
+        busy = sum(int(part.max(initial=0)) * len(part) for part in work) + self.launch_ns * len(self.expert)
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -212,6 +215,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         latency_ns=min(map(hardware.startup_ns, model.expert_bytes)),
         chunks=model.expert_matrices,
         chained=hardware.link.queued is not None,
+        launch_ns=costs.launch_ns,
     )
     work.check_size()
     return work

@@ -50,10 +50,11 @@ def assert_same(reference: Log, compiled: Log) -> None:
 
 
 @settings(max_examples=500)
-@given(planned())
-def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, Plan]) -> None:
+@given(planned(), st.sampled_from([0, 1, 3, 30_000]))
+def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, Plan], launch_ns: int) -> None:
     world, _, plan = given
-    arguments = world.work, plan, world.budget, world.discipline, world.chunks
+    work = dataclasses.replace(world.work, launch_ns=launch_ns)
+    arguments = work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
 
@@ -62,7 +63,8 @@ def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, P
 def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
     # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
     rng = np.random.default_rng(seed)
-    world = dataclasses.replace(world, work=coarse(world.work, rng), budget=slots * max(world.work.expert_bytes))
+    work = dataclasses.replace(coarse(world.work, rng), launch_ns=int(rng.integers(3)))
+    world = dataclasses.replace(world, work=work, budget=slots * max(world.work.expert_bytes))
     plan = arbitrary_plan(rng, world, wanted)
     if not world.fits(plan):
         plan = undemanding(plan)

@@ -1,5 +1,6 @@
 """Reports: times in closed form, counters recomputed, and JSON that any reader takes."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -67,6 +68,18 @@ def test_without_compute_speed_is_bandwidth_over_bytes() -> None:
     }
     assert result.bounds["compute_tokens_per_s"] is None, "nothing to compute"
     assert result.efficiency == 1, "one slot: nobody could move less"
+
+
+def test_launching_experts_that_are_there_takes_time_that_nobody_computes() -> None:
+    # Two steps of one call: in two slots the second finds both experts.
+    work = dataclasses.replace(handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS), launch_ns=4 * MS)
+    found = told(work, Plan(), 2).decode
+    assert found.time_ms["other"] == 4, "the first step waits for both, and what waits is launched meanwhile"
+    assert told(work, Plan(keep=False), 2).decode.time_ms["other"] == 0
+    assert told(work, Plan(everything_resident=True), 2).decode.time_ms["other"] == 8
+    # A resident expert and its launch run beside the copy of the other one: 1 + 10 + 1 ms.
+    mixed = dataclasses.replace(handmade([[[0]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS), launch_ns=4 * MS)
+    assert np.diff(Run(mixed, Plan(), 2 * SIZE).log().finish).tolist() == [12 * MS]
 
 
 def test_everything_resident_is_the_compute_bound() -> None:

@@ -221,8 +221,8 @@ def _look_up(m: Any, call: int) -> int:
 
 @inlined
 def _claim(m: Any, begin: int, end: int) -> int:
-    """Pin a wave and demand what it lacks; returns the time of what is resident."""
-    ready = 0
+    """Pin a wave and demand what it lacks; returns the time of what is resident, its launch included."""
+    ready, launch = 0, 0
     for i in range(begin, end):
         piece = piece_at(m.pieces, i)
         slot = slot_at(m.slots, piece.expert)
@@ -232,10 +232,11 @@ def _claim(m: Any, begin: int, end: int) -> int:
             piece.stood = READY
             slot.used = 1  # late at the look-up, it may have landed while an earlier wave ran
             ready += piece.cost
+            launch = m.launch_ns
         else:
             piece.stood = UNDER_WAY if transfer_at(m.transfers, piece.expert).live else LACKING
             demand(m, piece.expert)
-    return ready
+    return ready + launch
 
 
 @inlined
