@@ -19,6 +19,7 @@ from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
 from sim.software import DEFAULT_SOFTWARE
 from traces.cli import run
+from traces.errors import InputError
 from traces.files import keep_apart
 from traces.whole import Whole
 
@@ -30,7 +31,7 @@ app = App(
     help_on_error=False,
 )
 
-_TracePath = Annotated[Path, Parameter(help="a trace, .npz")]
+_TracePath = Annotated[Path | None, Parameter(help="a trace, .npz; of several, --mix")]
 _Set = Annotated[
     list[str] | None,
     Parameter(
@@ -48,6 +49,14 @@ _Json = Annotated[
 class Terms:
     """What a run is made of besides its trace and its policy: options that all replaying commands share."""
 
+    mix: Annotated[
+        list[Path] | None,
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="instead of one trace: several of one model as one workload, their sequences in turn",
+        ),
+    ] = None
     model: Annotated[
         str | None,
         Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
@@ -80,14 +89,24 @@ class Terms:
         "auto"
     )
 
-    def keep_apart(self, trace: Path, outputs: dict[str, Path | str | None]) -> None:
-        """Refuse outputs that are one of the files read here. Raises InputError."""
-        keep_apart([trace, *(self.profile or bundled_traces()), self.model, self.hardware, self.software], outputs)
+    def traces(self, trace: Path | None) -> list[Path]:
+        """The files to replay: the one trace or those of --mix. Raises InputError for both or neither."""
+        if (trace is None) == (not self.mix):
+            given = "neither is there" if trace is None else f"both are there, {trace} and {len(self.mix or [])} to mix"
+            raise InputError(f"expected a trace or --mix with several; {given}")
+        return [trace] if trace is not None else list(self.mix or [])
 
-    def scene(self, trace: Path, learns: bool) -> Scene:
+    def keep_apart(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> None:
+        """Refuse outputs that are one of the files read here. Raises InputError."""
+        keep_apart(
+            [*self.traces(trace), *(self.profile or bundled_traces()), self.model, self.hardware, self.software],
+            outputs,
+        )
+
+    def scene(self, trace: Path | None, learns: bool) -> Scene:
         """Load the trace and set it up. Raises InputError."""
         return scene(
-            trace, model=self.model, hardware=self.hardware, software=self.software, cache_size=self.cache,
+            self.traces(trace), model=self.model, hardware=self.hardware, software=self.software, cache_size=self.cache,
             profile=self.profile, split=self.split, batch=self.batch, seed=self.seed, learns=learns,
         )  # fmt: skip
 
@@ -100,7 +119,7 @@ class Terms:
 
 @app.command(name="replay")
 def replay_command(
-    trace: _TracePath,
+    trace: _TracePath = None,
     /,
     *,
     policy: Annotated[
@@ -111,7 +130,7 @@ def replay_command(
     json: _Json = None,
     timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
 ) -> None:
-    """Replay a trace under one policy and report throughput, hits, latency and the bounds.
+    """Replay a trace, or several in turn, under one policy and report throughput, hits, latency and the bounds.
 
     For example:
 
@@ -119,6 +138,7 @@ def replay_command(
     python -m sim replay traces/mixtral_law.npz --policy lru
     python -m sim replay traces/mixtral_law.npz --policy popularity --set by=domain --cache 16GiB --hardware rtx-4090
     python -m sim replay traces/mixtral_law.npz --policy clairvoyant --batch 4 --timeline run.json.gz
+    python -m sim replay --mix traces/mixtral_code.npz traces/mixtral_math.npz --policy domoe
     ```
     """
     from sim.policies import policy_class
@@ -139,7 +159,7 @@ def replay_command(
 
 @app.command
 def compare(
-    trace: _TracePath,
+    trace: _TracePath = None,
     /,
     *,
     policy: Annotated[
@@ -160,6 +180,7 @@ def compare(
     ```
     python -m sim compare traces/mixtral_law.npz
     python -m sim compare traces/mixtral_law.npz --policy lru lfu popularity,by=domain clairvoyant --cache 50%
+    python -m sim compare --mix traces/mixtral_counselling.npz traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
     from sim.policies import policy_class

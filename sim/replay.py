@@ -26,6 +26,7 @@ from sim.terms import Terms, settle
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
 from traces.errors import InputError
+from traces.mix import mix
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
@@ -58,7 +59,7 @@ def bundled_traces() -> list[Path]:
 
 
 def scene(
-    trace_path: str | Path,
+    traces: str | Path | Sequence[str | Path],
     *,
     model: str | None = None,
     hardware: str = DEFAULT_HARDWARE,
@@ -70,16 +71,16 @@ def scene(
     seed: int = 0,
     learns: bool = True,
 ) -> Scene:
-    """Load a trace and set it up on a machine.
+    """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
 
     Args:
-        trace_path: the trace to replay.
+        traces: the trace to replay; the sequences of several take turns (``traces.mix``).
         model: whose costs are charged, a built-in name or a config.json; by default what the trace says.
         hardware: a built-in profile or a toml file.
         software: what predictions cost, a built-in profile or a toml file.
         cache_size: GPU memory for experts, as ``sim.capacity`` reads it.
         profile: traces from whose profile split policies learn; by default the bundled traces of the same model,
-            and the trace itself.
+            and the traces themselves.
         split: eval, profile or all.
         batch: sequences that decode together.
         seed: for policies that draw at random.
@@ -87,7 +88,9 @@ def scene(
 
     Raises InputError for anything that a person got wrong.
     """
-    whole = Trace.load(trace_path)
+    named = [traces] if isinstance(traces, str | Path) else traces
+    replayed = [Trace.load(path) for path in named]
+    whole = mix(replayed)
     try:
         spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
     except InputError as wrong:
@@ -98,7 +101,7 @@ def scene(
     work = workload(trace, spec, machine, batched(trace, batch))
     return Scene(
         trace=trace,
-        profile=tuple(_profiles(whole, profile)) if learns or profile else (),
+        profile=tuple(_profiles(whole, replayed, profile)) if learns or profile else (),
         model=spec,
         hardware=machine,
         software=Software.load(software, machine),
@@ -111,11 +114,12 @@ def scene(
     )
 
 
-def _profiles(whole: Trace, named: Sequence[str | Path] | None) -> list[Trace]:
+def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Path] | None) -> list[Trace]:
     """The profile splits to learn from; a bundled trace counts if it is of the same model and shape."""
     found: dict[str, Trace] = {}
     if named is None:
-        candidates = [whole, *(Trace.load(path) for path in bundled_traces())]
+        bundled = (p for p in bundled_traces() if Trace.load_meta(p)["model"].get("name") == _name(whole))
+        candidates = [*replayed, *(Trace.load(path) for path in bundled)]
         candidates = [t for t in candidates if _same_model(t, whole)]
     else:
         candidates = [Trace.load(path) for path in named]
@@ -133,16 +137,16 @@ def _profiles(whole: Trace, named: Sequence[str | Path] | None) -> list[Trace]:
     return list(found.values())
 
 
+def _name(t: Trace) -> object:
+    return t.meta["model"].get("name")
+
+
 def _shape(t: Trace) -> str:
-    return f"{t.meta['model'].get('name')}, {t.n_layers} layers x {t.n_experts} experts"
+    return f"{_name(t)}, {t.n_layers} layers x {t.n_experts} experts"
 
 
 def _same_model(a: Trace, b: Trace) -> bool:
-    same = (a.n_layers, a.n_experts, a.meta["model"].get("name")) == (
-        b.n_layers,
-        b.n_experts,
-        b.meta["model"].get("name"),
-    )
+    same = (a.n_layers, a.n_experts, _name(a)) == (b.n_layers, b.n_experts, _name(b))
     basis = [t.meta.get("embedding", {}).get("basis_sha256") for t in (a, b)]
     return same and (None in basis or basis[0] == basis[1])
 
@@ -296,6 +300,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
     return {
         "trace": scene.trace.source,
         "trace_sha256": scene.trace.sha256,
+        "joined": [{"trace": one["source"], "sha256": one["sha256"]} for one in meta.get("joined", [])],
         "captured": meta.get("captured", {}).get("what"),
         "text": meta.get("text"),
         "model": scene.model.name,

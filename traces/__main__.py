@@ -205,27 +205,37 @@ def convert(
 
 @app.command
 def subset(
-    trace: Annotated[Path, Parameter(help="trace file")],
+    traces: Annotated[list[Path], Parameter(help="trace file; the sequences of several take turns")],
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
     profile_tokens: Annotated[Whole, Parameter(help="decode tokens of the profile split")],
     eval_tokens: Annotated[Whole, Parameter(help="decode tokens of the evaluation split")],
     eval_sequences: Annotated[Whole, Parameter(help="sequences of the evaluation split, at least")] = 40,
+    thin: Annotated[
+        Whole | None,
+        Parameter(
+            help="leave out gates, the look-ahead of prefill rows, and router probabilities but so many, the largest, "
+            "of decode rows; and pack with LZMA"
+        ),
+    ] = None,
 ) -> None:
-    """Keep the first sequences of each domain and split of a trace, whole, until both counts suffice; say so in meta.
+    """Keep the first sequences of each domain and split of traces, whole, until both counts suffice; say so in meta.
 
     For example:
 
     ```
     python -m traces subset full/law.npz -o law.npz --profile-tokens 3000 --eval-tokens 800
+    python -m traces subset full/code.npz full/math.npz -o both.npz --profile-tokens 200 --eval-tokens 100 --thin 4
     ```
     """
-    from traces.subset import first_sequences
+    from traces.mix import mix
+    from traces.subset import first_sequences, thinned
     from traces.trace import Trace
 
-    keep_apart([trace], {"--output": output})
-    first_sequences(Trace.load(trace), profile_tokens, eval_tokens, eval_sequences).save(output)
+    keep_apart(traces, {"--output": output})
+    kept = first_sequences(mix([Trace.load(path) for path in traces]), profile_tokens, eval_tokens, eval_sequences)
+    (kept if thin is None else thinned(kept, thin)).save(output, tight=thin is not None)
 
 
 @app.command

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import lzma
 import os
 import struct
 import tokenize
@@ -19,8 +20,8 @@ from traces.files import check_regular
 
 # Everything that zipfile, zlib and NumPy's header parser have been seen to raise on damaged bytes.
 _DAMAGE = (
-    zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, IndexError, TypeError, struct.error, SyntaxError,
-    tokenize.TokenError, NotImplementedError, RuntimeError, OverflowError, MemoryError, OSError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, IndexError, TypeError, struct.error,
+    SyntaxError, tokenize.TokenError, NotImplementedError, RuntimeError, OverflowError, MemoryError, OSError,
 )  # fmt: skip
 
 
@@ -32,11 +33,14 @@ def shown(path: str | Path) -> str:
         return str(path)
 
 
-def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[dict[str, np.ndarray], str]:
+def read_arrays(
+    path: str | Path, known: frozenset[str] | None = None, only: frozenset[str] | None = None
+) -> tuple[dict[str, np.ndarray], str]:
     """Read every array of an .npz (or the one of an .npy, under the name ``""``) and the file's sha256.
 
-    ``known`` limits the names an .npz may hold. Peak memory is the arrays as stored. Raises InputError, one line, for
-    a file that is missing, no regular file, truncated, damaged, holds object arrays (never unpickled) or unknown names.
+    ``known`` limits the names an .npz may hold, ``only`` (None: all) the arrays that are read of it. Peak memory is the
+    arrays as stored. Raises InputError, one line, for a file that is missing, no regular file, truncated, damaged,
+    holds object arrays (never unpickled) or unknown names.
     """
     name = shown(path)
     try:
@@ -53,7 +57,7 @@ def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[
         try:
             sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
             handle.seek(0)
-            return dict(_members(handle, name, known)), sha256
+            return dict(_members(handle, name, known, only)), sha256
         except InputError:
             raise
         except _DAMAGE as error:
@@ -61,7 +65,9 @@ def read_arrays(path: str | Path, known: frozenset[str] | None = None) -> tuple[
             raise InputError(f"{name} ({size} bytes): truncated or not an npz ({reason})") from None
 
 
-def _members(handle: Any, name: str, known: frozenset[str] | None) -> Iterator[tuple[str, np.ndarray]]:
+def _members(
+    handle: Any, name: str, known: frozenset[str] | None, only: frozenset[str] | None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, array) of an open .npz or .npy file."""
     start = handle.read(6)
     handle.seek(0)
@@ -80,6 +86,8 @@ def _members(handle: Any, name: str, known: frozenset[str] | None) -> Iterator[t
             if members.count(member) > 1:
                 raise InputError(f"{name}: array {array!r} is there twice")
         for member in members:
+            if only is not None and member.removesuffix(".npy") not in only:
+                continue
             with archive.open(member) as stream:
                 yield member.removesuffix(".npy"), _array(stream, name, member.removesuffix(".npy"))
 

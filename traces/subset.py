@@ -1,10 +1,12 @@
 """Smaller traces out of larger ones, labelled as such."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from traces.errors import InputError
+from traces.probabilities import keep_largest
 from traces.trace import DECODE, Trace
 
 
@@ -34,3 +36,28 @@ def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_se
     notes = [f"the full capture: {note}" for note in trace.meta.get("notes", [])]
     meta = {**trace.meta, "subset": words, "notes": notes}
     return dataclasses.replace(trace.keep(keep), meta=meta, source="", sha256="")
+
+
+def thinned(trace: Trace, probs: int) -> Trace:
+    """Without what few policies read: gates, and the look-ahead and probabilities of prefill rows.
+
+    Of decode rows the ``probs`` largest probabilities of each route stay. ``meta["notes"]`` says so. In prefill rows
+    the look-ahead is -1 and probabilities are 0, as where a trace stores none. Raises InputError if ``probs`` is
+    below 1.
+    """
+    trace = dataclasses.replace(keep_largest(trace, probs), gates=None)
+    arrays: dict[str, Any] = {}
+    rows, left_out = trace.prefill_rows, ["gates"]
+    if trace.lookahead is not None:
+        arrays["lookahead"] = trace.lookahead.copy()
+        arrays["lookahead"][rows] = -1
+        left_out.append("look-ahead of prefill rows")
+    if trace.probs is not None:
+        arrays["probs"] = trace.probs.copy()
+        arrays["probs"][rows] = 0
+        if trace.prob_experts is not None:
+            arrays["prob_experts"] = trace.prob_experts.copy()
+            arrays["prob_experts"][rows] = np.arange(trace.prob_experts.shape[2], dtype=np.int16)
+        left_out.append(f"router probabilities but the {probs} largest of decode rows")
+    note = f"left out: {', '.join(left_out)}"
+    return dataclasses.replace(trace, **arrays, meta=trace.meta | {"notes": [*trace.meta.get("notes", []), note]})
