@@ -33,7 +33,7 @@ class Costs:
     """
 
     def __init__(self, model: ModelSpec, hardware: Hardware) -> None:
-        self.model = model
+        self.model, self.hardware = model, hardware
         software = hardware.software
         self._memory_ns = 1e9 / hardware.memory_bytes_per_s
         self._flop_ns = 1e9 / hardware.flops_per_s
@@ -46,12 +46,16 @@ class Costs:
             if ffn.hidden == model.hidden and ffn.matrices == model.expert_matrices
         }
         self._layer = _measured_layer(model, hardware)
-        own = self._layer
-        wait = own.route_wait_us if own is not None and own.route_wait_us is not None else software.route_wait_us
-        launch = own.launch_us if own is not None and own.launch_us is not None else software.launch_us
-        self._wait_ns = wait.value * 1e3 if software.waits_for_route else 0.0
-        self.launch_ns = 0 if launch is None else int(_whole(np.array(launch.value * 1e3)))
+        self._wait_ns = self._loop_us("route_wait_us") * 1e3 if software.waits_for_route else 0.0
+        self.launch_ns = int(_whole(np.array(self._loop_us("launch_us") * 1e3)))
         """Before experts that are there begin, once a route is known."""
+        self.alone_ns = int(_whole(np.array(self._loop_us("alone_us") * 1e3)))
+        """What an expert that is waited for takes more than one of those that are there."""
+
+    def _loop_us(self, name: str) -> float:
+        """A figure of the decode loop: of this model's own layers if they were measured, else of any; 0 without."""
+        found = getattr(self._layer, name, None) or getattr(self.hardware.software, name)
+        return 0.0 if found is None else float(found.value)
 
     def layer_ns(self, tokens: ArrayLike, context: ArrayLike) -> np.ndarray:
         """Time of each call before the route of each routed layer is known, (S,) and (S,) to (S, L).

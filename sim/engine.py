@@ -281,7 +281,7 @@ class Run:
                 ready += cost
             else:
                 which = under_way if expert in link.transfers else absent
-                which.append((link.demand(expert), cost))
+                which.append((link.demand(expert), cost + self.work.alone_ns))
         if len(under_way) + len(absent) < len(group):
             ready += self.work.launch_ns
         return ready, under_way + absent

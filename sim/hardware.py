@@ -146,6 +146,8 @@ class Software(_Checked):
     launch_us: Annotated[Figure | None, from_number] = None
     """What passes, once a route is known, before experts that are there begin. Those that are waited for are launched
     while their copies run. None where `route_wait_us` holds it."""
+    alone_us: Annotated[Figure | None, from_number] = None
+    """How much longer an expert that is waited for takes than one of those that are there, which run together."""
 
 
 class Ffn(Curve):
@@ -170,7 +172,8 @@ class Layer(_Checked):
     """``[rows, nanoseconds]`` of a prompt."""
     route_wait_us: Annotated[Figure | None, from_number] = None
     launch_us: Annotated[Figure | None, from_number] = None
-    """Both as in `Software`, of this layer's own model."""
+    alone_us: Annotated[Figure | None, from_number] = None
+    """All three as in `Software`, of this layer's own model."""
 
 
 class Lookups(_Checked):

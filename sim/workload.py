@@ -93,6 +93,7 @@ class Workload:
         chunks: matrices of one expert, into which a transfer is cut by default.
         launch_ns: what passes before the experts of a wave that are there begin; nothing before those that are waited
             for. It is nobody's compute time.
+        alone_ns: what each expert that is waited for takes beyond its ``expert_ns``.
     """
 
     schedule: Schedule
@@ -112,6 +113,7 @@ class Workload:
     chunks: int
     chained: bool = False
     launch_ns: int = 0
+    alone_ns: int = 0
 
     @property
     def n_calls(self) -> int:
@@ -146,7 +148,8 @@ class Workload:
         Every transfer may be interrupted by every demand once, and then pays its latency again.
         """
         work = (self.layer_ns, self.shared_ns, self.expert_ns, self.head_ns)
-        busy = sum(int(part.max(initial=0)) * len(part) for part in work) + self.launch_ns * len(self.expert)
+        busy = sum(int(part.max(initial=0)) * len(part) for part in work)
+        busy += max(self.launch_ns, self.alone_ns) * len(self.expert)
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -216,6 +219,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         chunks=model.expert_matrices,
         chained=hardware.link.queued is not None,
         launch_ns=costs.launch_ns,
+        alone_ns=costs.alone_ns,
     )
     work.check_size()
     return work

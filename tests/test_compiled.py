@@ -50,10 +50,12 @@ def assert_same(reference: Log, compiled: Log) -> None:
 
 
 @settings(max_examples=500)
-@given(planned(), st.sampled_from([0, 1, 3, 30_000]))
-def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, Plan], launch_ns: int) -> None:
+@given(planned(), st.sampled_from([0, 1, 3, 30_000]), st.sampled_from([0, 1, 2, 20_000]))
+def test_any_plan_gives_the_integers_of_the_reference(
+    given: tuple[World, str, Plan], launch_ns: int, alone_ns: int
+) -> None:
     world, _, plan = given
-    work = dataclasses.replace(world.work, launch_ns=launch_ns)
+    work = dataclasses.replace(world.work, launch_ns=launch_ns, alone_ns=alone_ns)
     arguments = work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
@@ -63,7 +65,7 @@ def test_any_plan_gives_the_integers_of_the_reference(given: tuple[World, str, P
 def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
     # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
     rng = np.random.default_rng(seed)
-    work = dataclasses.replace(coarse(world.work, rng), launch_ns=int(rng.integers(3)))
+    work = dataclasses.replace(coarse(world.work, rng), launch_ns=int(rng.integers(3)), alone_ns=int(rng.integers(3)))
     world = dataclasses.replace(world, work=work, budget=slots * max(world.work.expert_bytes))
     plan = arbitrary_plan(rng, world, wanted)
     if not world.fits(plan):

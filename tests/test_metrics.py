@@ -82,6 +82,13 @@ def test_launching_experts_that_are_there_takes_time_that_nobody_computes() -> N
     assert np.diff(Run(mixed, Plan(), 2 * SIZE).log().finish).tolist() == [12 * MS]
 
 
+def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
+    work = dataclasses.replace(handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS), alone_ns=3 * MS)
+    # The first runs while the second is copied: 1 + 10 + 10 + 1 + 3 ms; then both are there: 1 + 1 + 1 ms.
+    assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [25 * MS, 28 * MS]
+    assert told(work, Plan(), 2).decode.time_ms["stall_demand"] == 10 + 6
+
+
 def test_everything_resident_is_the_compute_bound() -> None:
     work = cycle(layer_ns=3 * MS, expert_ns=2 * MS, head_ns=MS)
     result = told(work, Plan(everything_resident=True), 3)

@@ -259,7 +259,7 @@ def _compute(m: Any, call: int, begin: int, end: int, busy: int) -> bool:
                 late = transfer_at(m.transfers, piece.expert).late_at >= first
                 number_at(m.stall_late if late else m.stall_demand, call).n += m.now - since
             slot.used = 1
-            busy += piece.cost
+            busy += piece.cost + m.alone_ns
     if busy:
         advance(m, m.now + busy)
     return True
