@@ -13,7 +13,7 @@ from sim.log import DECODE, REUSE_HIT
 from sim.policies import make_policy
 from sim.predictors.base import Predictor, top
 from sim.predictors.next_gate import NextGate
-from sim.predictors.oracle import Oracle, RandomGuess
+from sim.predictors.oracle import Oracle, RandomGuess, _uniform
 from sim.predictors.popularity import Popularity
 from sim.predictors.previous_token import PreviousToken, ranked
 from sim.replay import replay, scene
@@ -195,6 +195,19 @@ def test_g12_4_fetching_whole_layers_shows_as_a_loss() -> None:
     assert everything.decode.link_bytes["wasted"] > moved[1]
     assert everything.ttft_ms.mean > replay(here, "lru").ttft_ms.mean
     assert everything.tokens_per_s < demand.tokens_per_s
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**63 - 1, 2**64])
+def test_draws_are_those_of_splitmix64_and_warn_of_nothing(seed: int) -> None:
+    def draw(place: int) -> float:
+        mixed = ((place + 1) * 0x9E3779B97F4A7C15 + seed % 2**63 * 0xD1342543DE82EF95) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ mixed >> shift) * factor % 2**64
+        return ((mixed ^ mixed >> 31) >> 11) * 2.0**-53
+
+    places = np.array([[0, 1, 2], [10**6, 2**40, 2**63]], np.uint64)
+    assert _uniform(places, seed).tolist() == [[draw(int(place)) for place in row] for row in places]
 
 
 def test_draws_follow_the_seed() -> None:

@@ -67,9 +67,8 @@ def _places(view: View, layers: Sequence[int], width: int) -> np.ndarray:
 
 def _uniform(places: np.ndarray, seed: int) -> np.ndarray:
     """Numbers in [0, 1), one a place: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014)."""
-    mixed = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed % 2**63) * np.uint64(
-        0xD1342543DE82EF95
-    )
+    start = np.uint64((seed % 2**63) * 0xD1342543DE82EF95 % 2**64)  # in Python's integers, which warn of no overflow
+    mixed = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
