@@ -18,6 +18,7 @@ from sim.output import show, values_of, written
 from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
 from sim.software import DEFAULT_SOFTWARE
+from sim.terms import TooSmallError
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import keep_apart
@@ -197,11 +198,19 @@ def compare(
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
     _announce(here, terms.engine)
-    results = []
+    results, small = [], []
     with written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for (name, *settings), values in zip(wanted, given, strict=True):
-            results.append(terms.replay(here, name, values, progress=advance(",".join([name, *settings]))))
+            entry = ",".join([name, *settings])
+            try:
+                results.append(terms.replay(here, name, values, progress=advance(entry)))
+            except TooSmallError:
+                if policy is not None or here.budget < max(here.model.expert_bytes):
+                    raise
+                small.append(entry)
         write([result.to_json() for result in results])
+    if small:
+        print(f"left out: {'; '.join(small)} (--cache {terms.cache} is too small for what they keep)", file=sys.stderr)
     show(Comparison(results), json)
 
 

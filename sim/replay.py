@@ -23,6 +23,7 @@ from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, blaming, make_policy, policy_class
 from sim.software import DEFAULT_SOFTWARE, Software
 from sim.terms import Terms, settle
+from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
 from traces.errors import InputError
@@ -162,18 +163,22 @@ def lacking(scene: Scene, kind: type[Policy]) -> str | None:
 
 
 def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None) -> tuple[Plan, dict[str, Any]]:
-    """The plan of ``policy`` for a scene, and its parameters in full. Raises InputError."""
+    """The plan of ``policy`` for a scene, and its parameters in full.
+
+    Raises InputError, and of its kinds ``sim.terms.TooSmallError`` where the cache is too small for the policy.
+    """
     kind = policy_class(policy)
     if reason := lacking(scene, kind):
         raise InputError(f"policy {kind.name}: {reason}")
     setting = Setting(scene.model, scene.budget, scene.profile, scene.seed, scene.hardware, scene.software)
     made = make_policy(policy, declared(kind, setting), values)
+    view = made.view(scene.trace, scene.work)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
-    plan = plan_of(made, setting, made.view(scene.trace, scene.work), run)
+    plan = plan_of(made, setting, view, run | {"steps": _digest(view)} if kind.dear else run)
     try:
         settle(scene.work, plan, scene.budget)
     except PlanError as wrong:
-        raise InputError(f"policy {kind.name}: {wrong}") from None
+        raise type(wrong)(f"policy {kind.name}: {wrong}") from None
     if foresees(plan.eviction) and not kind.clairvoyant:
         raise InputError(
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
@@ -183,6 +188,14 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
         with blaming(f"policy {kind.name}: plan"):
             check_blind(made, scene.trace, scene.work, plan)
     return plan, made.parameters.model_dump()
+
+
+def _digest(view: View) -> str:
+    """Tells apart which rows run in which order: a part of a trace carries the hash of the whole file."""
+    digest = hashlib.sha256()
+    for array in (view.step, view.decoding, view.sequence, view.route(view.n_layers)):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def replay(

@@ -11,6 +11,10 @@ from sim.workload import Workload
 from traces.errors import InputError
 
 
+class TooSmallError(PlanError):
+    """The cache cannot hold what a plan needs of it; a larger one could, so the policy is not at fault."""
+
+
 @dataclass(frozen=True)
 class Slots:
     """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer.
@@ -26,11 +30,11 @@ class Slots:
 def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
     """Share ``budget`` bytes: one pool, or a pool a layer, as even as whole experts allow (within one of each other).
 
-    Raises InputError if a pool could not hold one expert.
+    Raises TooSmallError if a pool could not hold one expert.
     """
     n_layers, largest = len(expert_bytes), max(expert_bytes)
     if budget < largest:
-        raise InputError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
+        raise TooSmallError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
     if not per_layer:
         return Slots((budget,), (0,) * n_layers)
     if len(set(expert_bytes)) == 1:
@@ -39,7 +43,7 @@ def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> 
     else:
         capacity = (budget // n_layers,) * n_layers
     if min(capacity) < largest:
-        raise InputError(
+        raise TooSmallError(
             f"cache: {budget} bytes split over {n_layers} routed layers leave a layer without room for one expert of "
             f"{largest} bytes; give at least {n_layers * largest}"
         )
@@ -60,7 +64,7 @@ def settle(
 ) -> Terms:
     """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
 
-    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
+    Raises TooSmallError if the budget cannot hold what the plan needs, PlanError if that asks for something impossible.
     """
     plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
     chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
@@ -74,19 +78,21 @@ def settle(
     work.check_size(streamed + asked, thought)
     every = sum(work.expert_bytes) * work.n_experts
     if plan.gpu_bytes > budget and not plan.everything_resident:
-        raise PlanError(f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are")
+        raise TooSmallError(
+            f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are"
+        )
     left = every if plan.everything_resident else budget - plan.gpu_bytes
     return Terms(slots_of(work, plan, left), discipline or plan.discipline, chunks)
 
 
 def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
-    """The slots that ``plan`` makes of ``left`` bytes, experts' own first. Raises InputError if no other would fit."""
+    """The slots that ``plan`` makes of ``left`` bytes, own ones first. Raises TooSmallError if no other would fit."""
     if plan.most_bytes and not plan.everything_resident:
         left = min(left, plan.most_bytes)
     own = plan.host.own.tolist() if plan.host is not None else []
     taken = sum(work.expert_bytes[expert // work.n_experts] for expert in own)
     if taken and left - taken < max(work.expert_bytes):
-        raise PlanError(
+        raise TooSmallError(
             f"plan: host.own takes {taken} bytes; expected at most {left - max(work.expert_bytes)} of {left}, so that "
             f"one more expert fits"
         )

@@ -14,8 +14,10 @@ from sim.eviction import LRU
 from sim.plan import Plan, Requests
 from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, base, make_policy, policy_class
+from sim.replay import plan_for, scene
 from sim.view import View
-from sim.workload import Schedule
+from sim.workload import Schedule, batched, workload
+from tests.test_cache import BUNDLED
 from tests.worlds import CHOICES, POLICIES, World, arbitrary_plan, worlds
 
 SYSTEMS = [name for name in POLICIES if not policy_class(name).clairvoyant]
@@ -216,3 +218,14 @@ def test_nothing_is_kept_where_it_cannot_or_need_not(folder: Path, monkeypatch: 
     monkeypatch.setenv("MOE_REPLAY_CACHE", str(blocked))
     ask()
     assert Dear.made == 5
+
+
+def test_a_part_of_a_trace_has_a_plan_of_its_own(folder: Path) -> None:
+    here = scene(BUNDLED[0], profile=BUNDLED[:1])
+    plans = []
+    for sequences in ([0, 1], [2, 3]):
+        trace = here.trace.keep(np.isin(np.arange(here.trace.n_sequences), sequences))
+        work = workload(trace, here.model, here.hardware, batched(trace, 1))
+        plans.append(plan_for(dataclasses.replace(here, trace=trace, work=work), "fmoe", {"entries": 50})[0])
+    assert len(list(folder.iterdir())) == 2, "though both carry the hash of the file that they are parts of"
+    assert decided(plans[0], here.trace.n_layers, 1) != decided(plans[1], here.trace.n_layers, 1)

@@ -147,6 +147,19 @@ def test_compare_lists_all_that_the_trace_allows(said: Any, trace: Path, tmp_pat
     assert "left out: popularity" in err
 
 
+def test_compare_leaves_out_what_the_cache_is_too_small_for(said: Any, trace: Path) -> None:
+    status, out, err = said("compare", trace, "--cache", "3", "--json", "-")  # of four layers
+    assert status == 0
+    rows = [(r["policy"], ",".join(f"{k}={v}" for k, v in r["settings"]["set"].items())) for r in json.loads(out)]
+    left = [line for line in err.splitlines() if "too small" in line]
+    assert len(left) == 1
+    assert "lru,scope=layer" in left[0] and ("lru", "scope=layer") not in rows and ("lru", "") in rows
+    status, _, err = said("compare", trace, "--cache", "3", "--policy", "lru", "lru,scope=layer")
+    assert status == 2 and "policy lru: cache: " in err and "leave a layer without room" in err
+    status, _, err = said("compare", trace, "--cache", "0")
+    assert status == 2 and "cannot hold one expert" in err
+
+
 def test_compare_and_replay_agree(said: Any, trace: Path) -> None:
     data = reported(said, "compare", trace, "--policy", "lfu,counts=always", "fifo", "--cache", "7")
     alone = reported(said, "replay", trace, "--policy", "lfu", "--set", "counts=always", "--cache", "7")
