@@ -3,17 +3,17 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from realrun.measure.copies import SIZES, copy_times, together
+from realrun.measure.copies import PLACES, SIZES, buffers, copy_times, together
 from realrun.measure.experts import ROWS, Used, ffn_times, ffns, plain_times, routed_times
 from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
 from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
-from realrun.measure.loop import Loop, loop_overhead
+from realrun.measure.loop import Loop, loop_times
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
 from realrun.measure.products import Launches, arithmetic, launches
@@ -21,6 +21,7 @@ from realrun.profile import Table, curve, figure, spread, to_toml
 from sim.hardware import Hardware
 from sim.model import ModelSpec, builtin_models, load_model
 from sim.replay import code_version
+from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
 
 _Result = TypeVar("_Result")
@@ -39,6 +40,7 @@ class Effort:
     square: int = 8192
     product: tuple[int, int, int] = (2048, 4096, 14336)
     together: int = SIZES[-2]
+    places: tuple[int, int] = PLACES
     repeats: int = 20
 
 
@@ -54,6 +56,7 @@ TINY = Effort(
     square=128,
     product=(64, 64, 128),
     together=2**18,
+    places=(2**20, 2**20),
     repeats=3,
 )
 """For a CPU, which is there to try things out."""
@@ -89,12 +92,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
         profile["ffn"] = [blocks.ffn(used) for used in ffns(models)]
         profile["layer"] = [blocks.layer(model) for model in layers_of(models)]
     profile["software"] = _software(starts, blocks, source)
-    if machine.cuda and (loops := _loops(machine, models, profile)):
-        profile["software"]["route_wait_us"] = figure(
-            median(loop.overhead_us for loop in loops.values()),
-            f"what the loop of a real run adds to a layer's kernels, {', '.join(loops)}, all resident; {source}",
-        )
-        details["loop_us"] = {name: round(loop.overhead_us, 2) for name, loop in loops.items()}
+    if machine.cuda:
+        details["loop_us"] = _loops(machine, models, profile, source)
     profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source))
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
@@ -134,9 +133,11 @@ def _gpu(machine: Machine, effort: Effort, source: str) -> Table:
 
 
 def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Table, Table]:
-    there = copy_times(machine, "h2d", effort.copies)
-    back = copy_times(machine, "d2h", effort.copies)
-    pageable = copy_times(machine, "h2d", effort.copies, pinned=False)
+    memory = buffers(machine, effort.copies, effort.places)
+    there = copy_times(machine, "h2d", memory, effort.copies)
+    back = copy_times(machine, "d2h", memory, effort.copies)
+    pageable = copy_times(machine, "h2d", memory, effort.copies, pinned=False)
+    del memory
     shared = together(machine, effort.together)
     link = {
         "name": name,
@@ -212,11 +213,31 @@ def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:
     }
 
 
-def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table) -> dict[str, Loop]:
-    """The engine's own time, on the first two models that it can run; the profile so far serves where it needs one."""
-    able = [model for model in models if set(model.expert_bytes) == {2 * model.expert_parameters}]
+def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table, source: str) -> Table:
+    """Add the engine's own time to each layer of ``profile``, and their medians to its software; the figures as such.
+
+    What the engine cannot run here, or the device cannot hold, is left out and said.
+    """
     hardware = Hardware.from_dict(profile)
-    return {m.name: _step(f"loop of {m.name}", partial(loop_overhead, machine, m, hardware)) for m in able[:2]}
+    found: dict[str, Loop] = {}
+    for model, layer in zip(layers_of(models), profile["layer"], strict=True):
+        try:
+            loop = _step(f"loop of {model.name}", partial(loop_times, machine, model, hardware))
+        except (InputError, RuntimeError) as reason:
+            print(f"loop of {model.name}: not timed: {str(reason).splitlines()[0]}", file=sys.stderr)
+            continue
+        found[model.name] = loop
+        layer |= _loop_figures([loop], f"loop of a real run, {model.name}; {source}")
+    if found:
+        profile["software"] |= _loop_figures(list(found.values()), f"median of {', '.join(found)}; {source}")
+    return {name: {key: round(value, 2) for key, value in asdict(loop).items()} for name, loop in found.items()}
+
+
+def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
+    return {
+        name: figure(median(getattr(loop, name) for loop in loops), source)
+        for name in ("route_wait_us", "launch_us", "alone_us")
+    }
 
 
 def _lookups(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:

@@ -12,10 +12,11 @@ pytest.importorskip("torch")
 
 from realrun.__main__ import main
 from realrun.calibrate import TINY, calibrate
-from realrun.measure.copies import copy_times
+from realrun.measure.copies import buffers, copy_times
 from realrun.measure.experts import Ffn, ffn_times, ffns
 from realrun.measure.layers import layer_times, layers_of
 from realrun.measure.lookups import Line
+from realrun.measure.loop import Loop, loop_times, without_loop
 from realrun.measure.machine import Machine, Timing
 from realrun.profile import curve, to_toml
 from sim.cost import Costs, along
@@ -156,11 +157,49 @@ def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
     assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8}
 
 
+def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0) -> Loop:
+    return Loop(resident_us, waiting_us, alone_us, top_k=2)
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100))
+def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: float, alone: float) -> None:
+    found = loop(resident, waiting, alone)
+    assert found.route_wait_us + found.launch_us == pytest.approx(resident)
+    assert found.route_wait_us >= 0 and found.launch_us >= 0
+    if 2 * alone <= waiting <= resident + 2 * alone:
+        assert found.route_wait_us + 2 * found.alone_us == pytest.approx(waiting)
+
+
+def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
+    machine = measured(profile)
+    found = loop_times(Machine("cpu", 3), TINY_MOE, machine, steps=3, waiting_steps=2)
+    assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
+    bare = without_loop(machine)
+    assert Costs(TINY_MOE, bare).layer_ns([1], [1])[0, 1] < Costs(TINY_MOE, machine).layer_ns([1], [1])[0, 1]
+    with pytest.raises(InputError, match="too much to time"):
+        loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)
+
+
+def test_a_layers_own_loop_goes_before_that_of_the_software(profile: str) -> None:
+    software = tomllib.loads(profile)["software"] | {"route_wait_us": 7.0, "launch_us": 3.0, "alone_us": 2.0}
+    curves = {"source": "seen", "points": [[1, 1000], [2, 2000]]}
+    layer = {"hidden": 64, "attention": TINY_MOE.attention.shape, "experts": TINY_MOE.experts}
+    layer |= {"decode": curves, "prefill": curves}
+    own = {"route_wait_us": 0.5, "launch_us": 0.0, "alone_us": 0.25}
+    general, special = (
+        Costs(TINY_MOE, measured(profile, software=software, layer=[layer | figures])) for figures in ({}, own)
+    )
+    assert (general.launch_ns, general.alone_ns) == (3000, 2000)
+    assert (special.launch_ns, special.alone_ns) == (0, 250)
+    assert general.layer_ns([1], [1])[0, 1] - special.layer_ns([1], [1])[0, 1] == 6500
+
+
 def test_copies_move_every_byte() -> None:
     machine = Machine("cpu", 3)
-    times = copy_times(machine, "h2d", (64, 256))
+    times = copy_times(machine, "h2d", buffers(machine, (64, 256), (2**14, 2**15)), (64, 256))
     assert set(times.alone) == set(times.queued) == {64, 256}
-    assert not copy_times(machine, "d2h", (64, 256), pinned=False).queued
+    memory = buffers(machine, (64, 256), (0, 0))
+    assert not copy_times(machine, "d2h", memory, (64, 256), pinned=False).queued
 
 
 def test_one_line_where_nothing_can_be_measured(tmp_path, capsys, monkeypatch) -> None:

@@ -2,10 +2,14 @@
 
 A copy alone pays a start-up before its first byte; one that is queued behind another does not, so a row of them is
 timed apart: ``(time of n - time of 1) / (n - 1)``.
+
+A run copies from all over its pinned memory to slots all over the GPU's, where addresses are not found in the caches
+that translate them; so copies here go from place to place too.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +26,9 @@ SIZES = tuple(int(mib * 2**20) for mib in (1 / 16, 1 / 4, 1, 4, 16, 64, 176, 352
 ROW = 12
 """Copies in a row."""
 
+PLACES = (2**32, 24 * 2**30)
+"""Bytes of pinned host memory and of the device that copies are spread over: more takes long to pin."""
+
 
 @dataclass(frozen=True)
 class Copies:
@@ -31,28 +38,57 @@ class Copies:
     queued: dict[int, Timing]
 
 
-def copy_times(machine: Machine, direction: Direction, sizes: tuple[int, ...] = SIZES, pinned: bool = True) -> Copies:
+@dataclass(frozen=True)
+class Buffers:
+    """Memory that copies are taken over: pinned, of the device, and ordinary memory for the slow ones."""
+
+    pinned: "torch.Tensor"
+    device: "torch.Tensor"
+    pageable: "torch.Tensor"
+
+
+def buffers(machine: Machine, sizes: tuple[int, ...] = SIZES, places: tuple[int, int] = PLACES) -> Buffers:
+    """So many bytes as ``places`` says, at least a copy of the largest size. Raises InputError if that is too much."""
+    host, device = (max(sizes[-1], size) for size in places)
+    return Buffers(machine.host(host, True), machine.bytes(device), machine.host(sizes[-1], False))
+
+
+def copy_times(
+    machine: Machine, direction: Direction, memory: Buffers, sizes: tuple[int, ...] = SIZES, pinned: bool = True
+) -> Copies:
     """Copies of each of ``sizes`` between host and device, one alone and each of a row of ``ROW``."""
-    host, device = machine.host(sizes[-1], pinned), machine.bytes(sizes[-1])
+    host = memory.pinned if pinned else memory.pageable
     alone, queued = {}, {}
     for size in sizes:
-        source, target = _ends(host, device, size, direction)
+        copies = [_copy(*_ends(host, memory.device, size, direction, place)) for place in range(ROW)]
         # A pageable copy is slow and noisy, and nobody waits for a long series of them.
         repeats = machine.repeats if pinned else max(3, machine.repeats // 4)
-        alone[size] = machine.time(lambda: target.copy_(source, non_blocking=True), repeats=repeats, alone=True)  # noqa: B023
+        alone[size] = machine.time(*(copies if pinned else copies[:2]), repeats=repeats, alone=True)
         if pinned:
-            queued[size] = _in_a_row(machine, target, source, alone[size])
+            queued[size] = _in_a_row(machine, copies, alone[size])
     return Copies(alone, queued)
 
 
-def _ends(host: Any, device: Any, size: int, direction: Direction) -> "tuple[torch.Tensor, torch.Tensor]":
-    return (host[:size], device[:size]) if direction == "h2d" else (device[:size], host[:size])
+def _ends(
+    host: Any, device: Any, size: int, direction: Direction, place: int = 0
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Source and target of a copy; places lie evenly over each memory, as far as it goes."""
+
+    def at(memory: Any) -> Any:
+        begin = (memory.numel() - size) * place // ROW // 4096 * 4096
+        return memory[begin : begin + size]
+
+    return (at(host), at(device)) if direction == "h2d" else (at(device), at(host))
 
 
-def _in_a_row(machine: Machine, target: Any, source: Any, alone: Timing) -> Timing:
+def _copy(source: Any, target: Any) -> Callable[[], None]:
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _in_a_row(machine: Machine, copies: list[Callable[[], None]], alone: Timing) -> Timing:
     def row() -> None:
-        for _ in range(ROW):
-            target.copy_(source, non_blocking=True)
+        for copy in copies:
+            copy()
 
     whole = machine.time(row, repeats=max(3, machine.repeats // 2), alone=True)
     each = [max(1.0, (ns - alone.ns) / (ROW - 1)) for ns in (whole.low, whole.ns, whole.high)]
@@ -80,11 +116,10 @@ def together(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> Together
     one, two, back = Lane(machine, size, "h2d"), Lane(machine, size, "h2d"), Lane(machine, size, "d2h")
     host = HostWork(machine, size)
     (h2d,), (d2h,) = _rates(machine, [one], rows), _rates(machine, [back], rows)
-    both = _rates(machine, [one, two], rows)
     there, return_ = _rates(machine, [one, back], rows)
     alone = host.rate(machine, [], rows)
     beside = host.rate(machine, [one], 3 * rows)
-    return Together(h2d, d2h, sum(both), there, return_, alone[0], beside[0], beside[1])
+    return Together(h2d, d2h, _shared_rate(machine, one, two, rows), there, return_, alone[0], beside[0], beside[1])
 
 
 class Lane:
@@ -119,6 +154,19 @@ def _rates(machine: Machine, lanes: list[Lane], rows: int) -> list[float]:
         marks = [lane.enqueue(rows) for lane in lanes]
         machine.synchronize()
     return [lane.size * rows / _elapsed(mark) for lane, mark in zip(lanes, marks, strict=True)]
+
+
+def _shared_rate(machine: Machine, one: Lane, two: Lane, rows: int) -> float:
+    """GB/s of two lanes as one, from the first one's begin to whichever end is later: they may take turns."""
+    for _ in range(2):
+        machine.synchronize()
+        first, second = one.enqueue(rows), two.enqueue(rows)
+        machine.synchronize()
+    if isinstance(first, int) or isinstance(second, int):
+        took = _elapsed(first) + _elapsed(second)
+    else:
+        took = max(_elapsed((first[0], end)) for end in (first[1], second[1]))
+    return (one.size + two.size) * rows / took
 
 
 def _elapsed(mark: "tuple[Any, Any] | int") -> float:

@@ -1,46 +1,107 @@
-"""The decode loop's own time a layer: what the engine of real runs takes beyond its kernels, every expert resident.
+"""The decode loop's own time a layer: what the engine of real runs takes beyond its kernels and the copies it waits for.
 
-A few layers of a model's size, experts at random, replayed by the engine itself. What is left of the run after the
-kernels (the host's wait for the router's answer, its look-up, its launches) is what the simulator charges a layer
-as ``route_wait_us``.
+A few layers of a model's size, experts at random, run by the engine itself: once with every expert resident, once with
+every expert copied on demand. What is left of a step beyond the kernels as they are charged, and beyond the waits for
+copies that were measured in it, is the loop: the host sees the router's answer, looks up, launches. How fast copies are
+does not enter it. Three figures come of the two runs (``sim.hardware.Software``):
+
+- ``route_wait_us``, what both runs have in common;
+- ``launch_us``, what the resident run takes more: the GPU idles until experts that are there have been launched, while
+  those that are waited for are launched meanwhile;
+- ``alone_us``, by how much each expert that was waited for, and so ran alone, took longer than one of several.
 """
 
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
+from realrun.engine import Outcome
+from realrun.experts import expert_size
 from realrun.measure.machine import Machine
-from realrun.replay import open_rig, run
+from realrun.replay import Rig, execute, open_rig
 from sim.bounds import bounds
 from sim.hardware import Hardware
-from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.replay import Scene
 from sim.software import Software
-from sim.workload import batched, workload
+from sim.workload import Workload, batched, workload
+from traces.errors import InputError
 from traces.trace import DECODE, PREFILL, Trace
+
+MOST_BYTES = 48 * 2**30
+"""Of experts that are resident at once."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Microseconds a routed layer, and the report that they are from."""
+    """Microseconds a routed layer: what ``of`` makes of the two runs, and what is charged."""
 
-    overhead_us: float
-    report: Report
+    resident_us: float
+    """Beyond kernels, every expert there."""
+    waiting_us: float
+    """Beyond kernels and waits for copies, every expert on its way."""
+    alone_us: float
+    """By how much an expert that was waited for took longer than charged."""
+    top_k: int
+
+    @property
+    def route_wait_us(self) -> float:
+        """Of any layer; experts that ran alone are charged for that by themselves."""
+        return min(self.resident_us, max(0.0, self.waiting_us - self.top_k * self.alone_us))
+
+    @property
+    def launch_us(self) -> float:
+        """Of a layer whose experts are there."""
+        return self.resident_us - self.route_wait_us
 
 
-def loop_overhead(machine: Machine, model: ModelSpec, hardware: Hardware, layers: int = 8, steps: int = 64) -> Loop:
-    """Decode ``steps`` tokens through ``layers`` layers of ``model`` with every expert resident.
+def loop_times(
+    machine: Machine, model: ModelSpec, hardware: Hardware, steps: int = 32, waiting_steps: int = 6,
+    most_bytes: int = MOST_BYTES,
+) -> Loop:  # fmt: skip
+    """Decode tokens through as many layers of ``model`` as ``most_bytes`` hold, with and without its experts there.
 
-    Host memory holds two experts that stand for all. Raises InputError if the experts do not fit the device.
+    ``hardware`` says what kernels are charged; what it says of the loop is left out. Host memory holds two experts that
+    stand for all. Raises InputError for experts that the engine cannot run or the device cannot hold.
     """
-    few = shrunk(model, layers)
-    here = random_scene(few, hardware, steps)
+    layers = min(model.routed_layers, most_bytes // (expert_size(model) * model.experts))
+    if layers < 1:
+        raise InputError(f"{model.name}: {model.experts} experts of {expert_size(model):,} bytes are too much to time")
+    few, bare = replace(shrunk(model, layers), vocab=model.vocab), without_loop(hardware)
     with open_rig(few, str(machine.device), shared=2) as rig:
-        report = run(here, Plan(everything_resident=True), rig, policy="all-in-gpu")
-    calls = report.decode.tokens * layers
-    return Loop(max(0.0, report.decode.time_ms["other"] * 1e3 / calls), report)
+        resident = _left(rig, random_scene(few, bare, steps), Plan(everything_resident=True))
+        slots = 2 * few.top_k * expert_size(few)
+        waiting = _left(rig, random_scene(few, bare, waiting_steps, slots), Plan(keep=False))
+    return Loop(resident[0], waiting[0], waiting[1], few.top_k)
+
+
+def _left(rig: Rig, here: Scene, plan: Plan) -> tuple[float, float]:
+    """Of a run: microseconds a layer beyond kernels and waits, and an expert's beyond what it is charged."""
+    outcome = execute(here, plan, rig)
+    work, decode = here.work, here.work.schedule.phase == DECODE
+    took = np.diff(outcome.log.finish, prepend=0)
+    stalls = (outcome.log.stall_demand + outcome.log.stall_late).reshape(-1, work.n_layers).sum(1)
+    left = (took - stalls - work.compute_ns())[decode] / work.n_layers
+    return max(0.0, median(left.tolist()) / 1e3), max(0.0, _longer_ns(outcome, work, decode) / 1e3)
+
+
+def _longer_ns(outcome: Outcome, work: Workload, decode: np.ndarray) -> float:
+    """The median over decode's calls of what one expert takes beyond what it is charged."""
+    calls = np.flatnonzero(np.repeat(decode, work.n_layers))
+    count = np.diff(work.offsets)[calls]
+    charged = np.add.reduceat(work.expert_ns, work.offsets[:-1])[calls]
+    return float(np.median((outcome.experts_ns[calls] - charged) / count))
+
+
+def without_loop(hardware: Hardware) -> Hardware:
+    """``hardware`` whose loop takes no time."""
+    none = {"launch_us": None, "alone_us": None}
+    no_wait = hardware.software.route_wait_us.model_copy(update={"value": 0.0})
+    software = hardware.software.model_copy(update={**none, "route_wait_us": no_wait})
+    layers = [layer.model_copy(update={**none, "route_wait_us": None}) for layer in hardware.layer]
+    return hardware.model_copy(update={"software": software, "layer": layers})
 
 
 def shrunk(model: ModelSpec, layers: int) -> ModelSpec:
@@ -58,10 +119,13 @@ def shrunk(model: ModelSpec, layers: int) -> ModelSpec:
     )
 
 
-def random_scene(model: ModelSpec, hardware: Hardware, steps: int, seed: int = 0) -> Scene:
-    """One sequence: a prompt of 4 tokens, then ``steps`` decode steps, experts drawn at random."""
+def random_scene(model: ModelSpec, hardware: Hardware, steps: int, budget: int | None = None, seed: int = 0) -> Scene:
+    """One sequence: a prompt of one token, then ``steps`` decode steps, experts drawn at random.
+
+    ``budget`` bytes are for experts, by default enough for all.
+    """
     draw = np.random.default_rng(seed)
-    rows, shape = 4 + steps, (4 + steps, model.routed_layers, model.experts)
+    rows, shape = 1 + steps, (1 + steps, model.routed_layers, model.experts)
     routes = draw.random(shape).argsort(2)[:, :, : model.top_k]
     trace = Trace(
         meta={"schema": 1, "model": {"name": model.name, "experts": model.experts, "top_k": model.top_k}},
@@ -70,12 +134,12 @@ def random_scene(model: ModelSpec, hardware: Hardware, steps: int, seed: int = 0
         token=np.full(rows, -1, np.int32),
         sequence=np.zeros(rows, np.int32),
         position=np.arange(rows, dtype=np.int32),
-        phase=np.where(np.arange(rows) < 4, PREFILL, DECODE).astype(np.uint8),
+        phase=np.where(np.arange(rows) < 1, PREFILL, DECODE).astype(np.uint8),
         domain=np.array(["random"]),
         split=np.array(["eval"]),
         sequence_id=np.array(["random"]),
     )
-    budget = model.all_expert_bytes
+    budget = budget or model.all_expert_bytes
     work = workload(trace, model, hardware, batched(trace, 1))
     return Scene(
         trace=trace,
