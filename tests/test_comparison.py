@@ -1,5 +1,6 @@
 """Statistics of routing against counts by hand, and the committed comparison against its document."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from traces.__main__ import main
 from traces.assemble import assemble
-from traces.comparison import behaviour, compare, replaced, seed_figures, tables
+from traces.comparison import behaviour, compare, replaced, tables, training_figures
 from traces.errors import InputError
 from traces.trace import Trace
 
@@ -73,7 +74,7 @@ def test_tables_of_the_own_domain_of_others_and_of_all():
 def record(seed, recall):
     names = ("a", "b")
     return {
-        "captured": {"trained": {"seed": seed, "trained_tokens": 1000, "final_loss": 0.5}},
+        "captured": {"topology": {"name": "toy"}, "trained": {"seed": seed, "trained_tokens": 1000, "final_loss": 0.5}},
         "routing": {
             "neighbour_recall": {one: {two: recall if one == two else 0.25 for two in names} for one in names},
             "popularity_recall": dict.fromkeys(names, 0.3),
@@ -84,9 +85,9 @@ def record(seed, recall):
     }
 
 
-def test_the_figures_of_a_training_seed():
-    found = seed_figures(record(3, 0.75))
-    assert found["seed"] == 3 and found["in_domain_recall"] == {"a": 0.75, "b": 0.75}
+def test_the_figures_of_a_training():
+    found = training_figures(record(3, 0.75))
+    assert (found["model"], found["seed"]) == ("toy", 3) and found["in_domain_recall"] == {"a": 0.75, "b": 0.75}
     assert found["cross_domain_recall"] == {"a": 0.25, "b": 0.25}
     assert found["entropy_bits"] == {"min": 1.0, "mean": 2.0, "max": 3.0}
 
@@ -115,10 +116,13 @@ def test_the_document_shows_the_committed_figures_and_they_are_of_the_bundled_tr
     result = json.loads((RECORDS / "comparison.json").read_text("utf-8"))
     text = (REPOSITORY / "docs" / "traces.md").read_text("utf-8")
     assert replaced(text, result) == text and tables(result) in text
-    (ours,) = [name for name in result["routing"] if "small" in name]
-    paths = [REPOSITORY / "traces" / source["file"] for source in result["sources"][ours]]
-    found = json.loads(json.dumps(behaviour([Trace.load(path) for path in paths])))
-    assert found == result["routing"][ours]
+    ours = [name for name in result["routing"] if "small" in name]
+    bundled = {path.name: path for path in (REPOSITORY / "traces").glob("*.npz")}
+    for name in ours:
+        for source in result["sources"][name]:
+            assert hashlib.sha256(bundled[source["file"]].read_bytes()).hexdigest() == source["sha256"]
+        parts = [Trace.load(bundled[source["file"]]) for source in result["sources"][name]]
+        assert json.loads(json.dumps(behaviour(parts))) == result["routing"][name]
 
 
 def test_published_routes_give_the_committed_figures(tmp_path, monkeypatch):

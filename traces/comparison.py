@@ -1,4 +1,4 @@
-"""How the routing of the bundled traces compares with that of large published models, and what the training seed does.
+"""How the routing of the bundled traces compares with that of large published models, and one training with another.
 
 A small trained model stands in for a large one only where its routing behaves alike. This puts the same statistics of
 both side by side, each beside what routing at random with the same popularity of experts would give.
@@ -144,14 +144,15 @@ def _counts(trace: Trace, domain: str, split: str) -> np.ndarray:
     return np.stack([np.bincount(one[one >= 0], minlength=trace.n_experts) for one in np.moveaxis(ids, 1, 0)])
 
 
-def seed_figures(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a routing record (``capture --statistics``) says of one training seed, with its spread over domains."""
+def training_figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a routing record (``capture --statistics``) says of one training, with its spread over domains."""
     routing, trained = record["routing"], record["captured"]["trained"]
     matrix = routing["neighbour_recall"]
     own = {one: row[one] for one, row in matrix.items()}
     other = {one: float(np.mean([value for name, value in row.items() if name != one])) for one, row in matrix.items()}
     cosine, entropy = routing["adjacent_layer_cosine"], routing["entropy_bits"]
     return {
+        "model": record["captured"]["topology"]["name"],
         "seed": trained["seed"],
         "tokens": trained["trained_tokens"],
         "final_loss": trained["final_loss"],
@@ -185,13 +186,13 @@ def compare(
     for path, ours in [(path, True) for path in bundled] + [(path, False) for path in beside]:
         trace = _read(path)
         groups.setdefault(f"{trace.meta['model']['name']}{' (small, trained)' if ours else ''}", []).append(trace)
-    seeds = [seed_figures(json.loads(Path(path).read_text("utf-8"))) for path in records]
+    trainings = [training_figures(json.loads(Path(path).read_text("utf-8"))) for path in records]
     result = {
         "distances": DISTANCES,
         "windows": WINDOWS,
         "routing": {name: behaviour(traces) for name, traces in groups.items()},
         "sources": {name: [_named(trace) for trace in traces] for name, traces in groups.items()},
-        "training_seeds": seeds,
+        "trainings": trainings,
     }
     result = json.loads(json.dumps(result))  # as it will be read again: keys are texts
     text = None if document is None else replaced(Path(document).read_text("utf-8"), result)
@@ -250,20 +251,20 @@ def tables(result: Mapping[str, Any]) -> str:
         rows.append([f"distinct in {w} rows (by popularity)", *(f"{_cell(a)} ({_cell(b)})" for a, b in pairs)])
     for name in ("own", "pooled", "other"):
         rows.append([f"recall by {name} table", *(_cell((r["tables"] or {}).get(name)) for r in routing.values())])
-    return _markdown(rows) + (f"\n{_seed_table(result['training_seeds'])}" if result["training_seeds"] else "")
+    return _markdown(rows) + (f"\n{_training_table(result['trainings'])}" if result["trainings"] else "")
 
 
-def _seed_table(seeds: Sequence[Mapping[str, Any]]) -> str:
-    """Training seeds side by side."""
-    lines = [["training seed", *(str(s["seed"]) for s in seeds)]]
-    lines.append(["tokens / final loss", *(f"{s['tokens']:,} / {s['final_loss']:.3f}" for s in seeds)])
+def _training_table(trainings: Sequence[Mapping[str, Any]]) -> str:
+    """Trained models side by side."""
+    lines = [["trained as, with seed", *(f"{t['model']}, {t['seed']}" for t in trainings)]]
+    lines.append(["tokens / final loss", *(f"{t['tokens']:,} / {t['final_loss']:.3f}" for t in trainings)])
     for key, what in _RECALLS.items():
-        lines.append([what, *(f"{np.mean(list(s[key].values())):.3f}" for s in seeds)])
-    for domain in seeds[0]["in_domain_recall"]:
-        pairs = [(s["in_domain_recall"][domain], s["cross_domain_recall"][domain]) for s in seeds]
+        lines.append([what, *(f"{np.mean(list(t[key].values())):.3f}" for t in trainings)])
+    for domain in trainings[0]["in_domain_recall"]:
+        pairs = [(t["in_domain_recall"][domain], t["cross_domain_recall"][domain]) for t in trainings]
         lines.append([f"{domain}: own / other domains", *(f"{a:.3f} / {b:.3f}" for a, b in pairs)])
     for key, what in (("entropy_bits", "entropy of a layer, bits"), ("adjacent_cosine", "adjacent-layer cosine")):
-        spread = [f"{s[key]['min']:.2f} / {s[key]['mean']:.2f} / {s[key]['max']:.2f}" for s in seeds]
+        spread = [f"{t[key]['min']:.2f} / {t[key]['mean']:.2f} / {t[key]['max']:.2f}" for t in trainings]
         lines.append([f"{what}: min / mean / max", *spread])
     return _markdown(lines)
 
