@@ -61,6 +61,11 @@ def _time(*parts: str) -> Callable[[Report], float | None]:
     return lambda report: sum(report.decode.time_ms.get(part, 0.0) for part in parts) / max(1, report.decode.tokens)
 
 
+def _prefill(*parts: str) -> Callable[[Report], float | None]:
+    """Milliseconds of some parts of all prefills together."""
+    return lambda report: sum(report.prefill.time_ms.get(part, 0.0) for part in parts)
+
+
 def _moved(counts: Counts) -> float:
     return float(counts.link_bytes["demand"] + counts.link_bytes["prefetch"])
 
@@ -88,9 +93,14 @@ _COMPONENTS: tuple[tuple[str, Unit, Callable[[Report], float | None]], ...] = (
     ("bytes prefetch", "bytes", lambda r: float(r.decode.link_bytes["prefetch"])),
     ("bytes", "bytes", lambda r: _moved(r.decode)),
     ("bytes prefill", "bytes", lambda r: _moved(r.prefill)),
+    ("prefill compute and loop", "ms", _prefill("compute", "other")),
+    ("prefill stall demand", "ms", _prefill("stall_demand")),
+    ("prefill stall late", "ms", _prefill("stall_late")),
+    ("prefill predict", "ms", _prefill("predict")),
 )
 
 PARTS = ("compute and loop", "stall demand", "stall late", "stall host", "predict")
+PREFILL_PARTS = ("prefill compute and loop", "prefill stall demand", "prefill stall late", "prefill predict")
 
 
 @dataclass(frozen=True)
@@ -104,12 +114,17 @@ class Summary:
     parts_worst: float
     """The largest relative error of a part that matters."""
     parts_worst_of: str
+    ttft_worst: float
+    prefill_worst: float
+    """As ``parts_worst``, of prefills."""
+    prefill_worst_of: str
     pairs: int
 
 
 def matters(row: Row, rows: list[Row]) -> bool:
     """Whether a part of the time is at least `MATTERS` of its run's time per token, in either clock."""
-    whole = sum(r.measured or 0.0 for r in rows if r.component in PARTS and _same(r, row))
+    parts = PARTS if row.component in PARTS else PREFILL_PARTS
+    whole = sum(r.measured or 0.0 for r in rows if r.component in parts and _same(r, row))
     return max(row.simulated or 0.0, row.measured or 0.0) >= MATTERS * whole
 
 
@@ -117,18 +132,25 @@ def summarise(rows: list[Row]) -> Summary:
     """The worst and mean errors; raises ValueError without rows."""
     throughput = [abs(row.error) for row in rows if row.component == "throughput" and row.error is not None]
     shares = [abs(row.error) for row in rows if row.unit == "share" and row.error is not None]
-    parts = [(_size(row), row) for row in rows if row.component in PARTS and matters(row, rows)]
+    ttft = [abs(row.error) for row in rows if row.component == "TTFT mean" and row.error is not None]
     if not throughput:
         raise ValueError("no pair of runs to summarise")
-    worst, part = max(parts, key=lambda pair: pair[0], default=(0.0, None))
     return Summary(
         max(throughput),
         sum(throughput) / len(throughput),
         max(shares, default=0.0),
-        worst,
-        f"{part.component}, {part.policy} at {part.cache}" if part else "",
+        *_worst(rows, PARTS),
+        max(ttft, default=0.0),
+        *_worst(rows, PREFILL_PARTS),
         len(throughput),
     )
+
+
+def _worst(rows: list[Row], components: tuple[str, ...]) -> tuple[float, str]:
+    """The largest error of those of ``components`` that matter, and whose it is."""
+    parts = [(_size(row), row) for row in rows if row.component in components and matters(row, rows)]
+    worst, part = max(parts, key=lambda pair: pair[0], default=(0.0, None))
+    return worst, f"{part.component}, {part.policy} at {part.cache}" if part else ""
 
 
 def _size(row: Row) -> float:

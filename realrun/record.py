@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from realrun.agreement import PARTS, Row, Summary, matters, summarise
+from realrun.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
 from traces.files import atomic_path
 
 HEADINGS = (
@@ -22,6 +22,7 @@ HEADINGS = (
     "misses sim", "measured", "GB/token sim", "measured", "TTFT error", "TPOT p95 error", "largest part error",
     "link used",
 )  # fmt: skip
+LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
 
 
 @dataclass
@@ -78,6 +79,15 @@ class Record:
         cells.append("–" if worst is None else f"{worst.component} {_percent(worst.error, '+')}")
         return [*cells, _percent(self.link_used.get((policy, cache)))]
 
+    def details(self, components: Sequence[str]) -> list[list[str]]:
+        """One line for each pair: of each component, in milliseconds, simulated, measured and the error."""
+        lines = []
+        for policy, cache in dict.fromkeys((row.policy, row.cache) for row in self.rows):
+            found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
+            cells = [[*_pair(found[name], "{:.2f}"), _percent(found[name].error, "+")] for name in components]
+            lines.append([policy, cache, *(cell for three in cells for cell in three)])
+        return lines
+
     def table(self) -> Table:
         """The pairs for a terminal."""
         table = Table(title="simulated and measured, decode", title_justify="left")
@@ -97,6 +107,8 @@ class Record:
             f"throughput: off by {summary.throughput_mean:.1%} on average, {summary.throughput_worst:.1%} at worst",
             f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
             f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
+            f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
+            f"({summary.prefill_worst_of or 'none'})",
             *[f"left out: {line}" for line in self.left_out],
             *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
         ]
@@ -114,6 +126,10 @@ class Record:
             "of what copies in a row reach. The largest error of a part leaves out parts below 1 % of the time.",
             "",
         ]
+        for title, components in _DETAILS:
+            headings = ["policy", "cache", *(cell for name in components for cell in (name, "measured", "error"))]
+            lines += [f"## {title}", "", _cells(headings), _cells(["---"] * len(headings))]
+            lines += [*map(_cells, self.details(components)), ""]
         return "\n".join(lines)
 
 
@@ -170,6 +186,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
+_DETAILS = (
+    ("Latency, ms", LATENCIES),
+    ("Parts of a decoded token, ms", PARTS),
+    ("Parts of all prefills, ms", PREFILL_PARTS),
+)
 _PANELS = (
     ("throughput, tokens/s", ("throughput",)),
     ("what look-ups found", ("hits", "late", "misses")),

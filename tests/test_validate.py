@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import realrun.validate
 from realrun.__main__ import main
-from realrun.agreement import PARTS, Row, compare, matters, summarise
+from realrun.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summarise
 from realrun.baselines import baselines, pageable_ms
 from realrun.measure.machine import Machine
 from realrun.record import Record
@@ -69,6 +69,14 @@ def test_the_parts_of_the_time_are_the_time_of_a_token() -> None:
     assert whole == pytest.approx(1e3 / report.tokens_per_s, rel=1e-6)
 
 
+def test_the_parts_of_prefills_are_their_time() -> None:
+    report = replay(scene(TRACE, hardware="h200"), "lru")
+    rows = {row.component: row for row in compare(report, report, "25%")}
+    prefills = sum(rows[part].measured for part in PREFILL_PARTS)
+    decode = 1e3 * report.decode.tokens / report.tokens_per_s
+    assert prefills + decode == pytest.approx(report.run_ms, rel=1e-6)
+
+
 def test_what_takes_no_time_is_not_compared_by_itself() -> None:
     parts = [Row("p", "c", part, "ms", 10.0, 10.0) for part in PARTS[:2]]
     small, large = Row("p", "c", PARTS[2], "ms", 0.1, 0.0), Row("p", "c", PARTS[2], "ms", 0.3, 0.0)
@@ -100,7 +108,7 @@ def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
         assert line["error"] == ("" if row.error is None else repr(row.error))
     assert data["complete"] and data["summary"]["pairs"] == 2
     text = (tmp_path / "validation.md").read_text()
-    assert "the command" in text and text.count("\n| lru | 25% |") == 1
+    assert "the command" in text and text.count("\n| lru | 25% |") == 4
     assert (tmp_path / "validation.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json", ".md", ".png"]
 

@@ -1,4 +1,4 @@
-"""The decode loop's own time a layer: what the engine of real runs takes beyond its kernels and the copies it waits for.
+"""The decode loop's own time a layer: what a real run takes beyond its kernels and the copies that it waits for.
 
 A few layers of a model's size, experts at random, run by the engine itself: once with every expert resident, once with
 every expert copied on demand. What is left of a step beyond the kernels as they are charged, and beyond the waits for
