@@ -35,7 +35,7 @@ def measure(setup: Setup) -> Data:
     models: list[Data] = []
     for suite, cache in product(setup.suites, dict.fromkeys((setup.cache, LARGER))):
         workload, sources = next(iter(suite.workloads.items()))
-        place = replace(setup.place(suite, sources), cache=cache)
+        place = setup.place(suite, sources, cache=cache)
         places = [replace(place, seed=setup.seed + index) for index in range(SEEDS)]
         designs = [
             *(Design(place, POLICY, {"accuracy": a}) for place in places for a in ACCURACIES),

@@ -1,7 +1,7 @@
 """All experiments by name."""
 
 from analysis import anomalies, predictors, real_routes
-from analysis.domoe import ablation, adaptive, limits, matching, neighbours, overall, similarity, table_size
+from analysis.domoe import ablation, adaptive, cache_size, limits, matching, neighbours, overall, similarity, table_size
 from analysis.experiment import Experiment
 from traces.errors import InputError
 
@@ -9,6 +9,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (
         overall,
+        cache_size,
         ablation,
         adaptive,
         table_size,

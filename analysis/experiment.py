@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.runs import Place
 from analysis.sheets import Sheet
-from analysis.workloads import Source, Suite, replayed, suites
+from analysis.workloads import Source, Suite, suites
 from sim.hardware import DEFAULT_HARDWARE
 from sim.replay import DEFAULT_CACHE, code_version
 
@@ -45,11 +45,14 @@ class Setup:
         """The models and their workloads. Raises InputError."""
         return suites(self.traces)
 
-    def place(self, suite: Suite, sources: Sequence[Source], software: str = "fast") -> Place:
-        """Where a workload of a suite is replayed."""
+    def place(
+        self, suite: Suite, sources: Sequence[Source], software: str = "fast", *, cache: str | None = None
+    ) -> Place:
+        """Where a workload of a suite is replayed; ``cache`` is another size than the setup's."""
         if software == IMPLIED:
             software = str(resources.files("analysis") / f"{IMPLIED}.toml")
-        return Place(replayed(sources), suite.profile, self.hardware, software, self.cache, seed=self.seed)
+        traces = tuple(source.path for source in sources)
+        return Place(traces, suite.profile, self.hardware, software, cache or self.cache, seed=self.seed)
 
     def made(self, sources: Sequence[Source]) -> Data:
         """Where data comes from: code, machine, traces by name and hash."""

@@ -45,11 +45,16 @@ class Judgement:
 
     def recall_by_layer(self, horizon: int) -> list[float | None]:
         """Recall of each routed layer (L,); None where no prediction can be for it."""
+        return self._by_layer(horizon, self.used)
+
+    def precision_by_layer(self, horizon: int) -> list[float | None]:
+        """Precision of each routed layer (L,); None where nothing was predicted."""
+        return self._by_layer(horizon, self.named)
+
+    def _by_layer(self, horizon: int, of: np.ndarray) -> list[float | None]:
         row = self.horizons.index(horizon)
-        return [
-            round(float(right / used), 4) if used else None
-            for right, used in zip(self.right[row], self.used[row], strict=True)
-        ]
+        pairs = zip(self.right[row], of[row], strict=True)
+        return [round(float(right / total), 4) if total else None for right, total in pairs]
 
     def _share(self, horizon: int, of: np.ndarray, first_layer: int) -> float | None:
         row = self.horizons.index(horizon)

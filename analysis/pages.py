@@ -2,12 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from analysis.experiment import Data, Experiment
+from analysis.sheets import Sheet
 from traces.errors import InputError
 from traces.files import atomic_path
 from traces.words import printable
@@ -56,20 +58,35 @@ def write_text(path: Path, content: str) -> None:
         part.write_text(content, "utf-8")
 
 
-def markdown(experiment: Experiment, data: Data, *, heading: bool = True) -> str:
-    """The tables of an experiment in Markdown, under their heading or without one."""
-    sheets = "\n".join(sheet.markdown() for sheet in experiment.sheets(data))
-    head = f"## {experiment.title}\n\n" if heading else ""
-    return f"{head}{sheets}\n{_made(data)}\n"
+def markdown(experiment: Experiment, data: Data) -> str:
+    """The tables of an experiment in Markdown, under their heading."""
+    return f"## {experiment.title}\n\n{_sheets(experiment.sheets(data))}\n{_made(data)}\n"
+
+
+def block(experiment: Experiment, data: Data, name: str) -> str:
+    """The tables of an experiment for a page of many, without details; ``name`` is the file of its data beside it."""
+    sheets = experiment.sheets(data)
+    more = [sheet.title for sheet in sheets if sheet.detail]
+    rest = f" More tables of it: `python -m analysis table {experiment.name} --data {name}`." if more else ""
+    shown = _sheets([sheet for sheet in sheets if not sheet.detail])
+    return f"{shown}\n{_made(data)} Data: [{name}]({name}).{rest}\n"
+
+
+def _sheets(sheets: Sequence[Sheet]) -> str:
+    return "\n".join(sheet.markdown() for sheet in sheets)
 
 
 def _made(data: Data) -> str:
     """Where the data comes from, in one sentence."""
     made = data["made"]
-    files = ", ".join(f"{source['trace']} ({source['sha256'][:12]})" for source in made["traces"])
+    by_model: dict[str, list[str]] = {}
+    for source in made["traces"]:
+        trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
+        by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
+    traces = "; ".join(f"{model}: {', '.join(files)}" for model, files in by_model.items())
     return (
-        f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}; "
-        f"traces: {files}."
+        f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}. "
+        f"Traces of {traces}."
     )
 
 

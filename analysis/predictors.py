@@ -14,7 +14,7 @@ from analysis.experiment import Data, Experiment, Setup
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
 from analysis.runs import spread
 from analysis.sheets import NOTHING, Sheet, percent
-from analysis.workloads import Source, Suite, kept, replayed
+from analysis.workloads import Source, Suite, kept
 from sim.model import resolve_model
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
@@ -27,11 +27,14 @@ from sim.predictors.popularity import Popularity
 from sim.predictors.previous_token import PreviousToken
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
+from traces.mix import mix
 from traces.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_EVERY = 4
+"""Every so many layers stand in the table."""
 OWN, OTHER, POOLED, NOTHING_LEARNED = "own", "other", "pooled", "–"
 
 
@@ -104,7 +107,7 @@ def _judged(job: tuple[Suite, str, str, str]) -> Data:
     """One predictor, taught one way, on one workload."""
     suite, workload, name, knowledge = job
     sources = suite.workloads[workload]
-    whole = Trace.load(replayed(sources)).select("eval")
+    whole = mix([kept(source.path) for source in sources]).select("eval")
     view = plain_view(whole)
     profile = [] if knowledge == NOTHING_LEARNED else _profile(suite, sources, knowledge)
     result = judge(KINDS[name].build(profile, view), view, whole.experts[whole.decode_rows])
@@ -130,6 +133,7 @@ def _shown(result: Judgement) -> Data:
         "common_layers_from": common,
         "recall_of_all_layers": result.recall(1),
         "recall_by_layer": {str(h): result.recall_by_layer(h) for h in (1, STEP_BEGIN)},
+        "precision_by_layer": {str(h): result.precision_by_layer(h) for h in (1, STEP_BEGIN)},
     }
 
 
@@ -149,10 +153,10 @@ def _taught(data: Data, model: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys((j["predictor"], j["learned_from"]) for j in data["judged"] if j["model"] == model))
 
 
-def _layer_curve(data: Data, model: str, predictor: str, learned_from: str) -> list[float]:
-    """Recall of each layer at horizon 1, mean over workloads; NaN where no prediction can be for it."""
+def _layer_curve(data: Data, model: str, predictor: str, learned_from: str, what: str = "recall") -> list[float]:
+    """Recall (or precision) of each layer at horizon 1, mean over workloads; NaN where there is none."""
     curves = [
-        [np.nan if v is None else v for v in j["recall_by_layer"]["1"]]
+        [np.nan if v is None else v for v in j[f"{what}_by_layer"]["1"]]
         for j in data["judged"]
         if (j["model"], j["predictor"], j["learned_from"]) == (model, predictor, learned_from)
     ]
@@ -199,15 +203,15 @@ def _cell(recall: float | None, precision: float | None) -> str:
 
 
 def _by_layer(data: Data, model: str) -> Sheet:
-    """Recall at horizon 1 of every layer, every fourth one shown."""
-    taught = _taught(data, model)
-    curves = {pair: _layer_curve(data, model, *pair) for pair in taught}
-    layers = range(0, len(next(iter(curves.values()))), 4)
-    rows = [
-        [*pair, *(percent(None if np.isnan(value) else value) for value in curves[pair][:: layers.step])]
-        for pair in taught
-    ]
-    return Sheet(f"{model}: recall of the next layer, by layer", ["predictor", "learned from", *map(str, layers)], rows)
+    """Recall (and precision, where it is another number) at horizon 1 by layer."""
+    rows = []
+    for pair in _taught(data, model):
+        both = [_layer_curve(data, model, *pair, what)[::_EVERY] for what in ("recall", "precision")]
+        cells = [[None if np.isnan(value) else value for value in curve] for curve in both]
+        rows.append([*pair, *map(_cell, *cells)])
+    layers = range(0, _EVERY * (len(rows[0]) - 2), _EVERY)
+    columns = ["predictor", "learned from", *map(str, layers)]
+    return Sheet(f"{model}: recall of the next layer, by layer", columns, rows, detail=True)
 
 
 def draw(data: Data, figure: "Figure") -> None:

@@ -35,7 +35,7 @@ def measure(setup: Setup) -> Data:
     found = suites([_as_trace(path) for path in _files(setup.traces)])
     places = {
         (suite.model, name): Place(
-            setup.place(suite, sources).trace, _profile(suite), setup.hardware, "fast", setup.cache, seed=setup.seed
+            setup.place(suite, sources).traces, _profile(suite), setup.hardware, "fast", setup.cache, seed=setup.seed
         )
         for suite in found
         for name, sources in suite.workloads.items()

@@ -11,7 +11,7 @@ from pathlib import Path
 from analysis.catalogue import EXPERIMENTS
 from analysis.experiment import Data, Experiment, Setup
 from analysis.figures import draw
-from analysis.pages import markdown, read, text, write_text
+from analysis.pages import block, read, text, write_text
 from traces.errors import InputError
 
 Paths = Sequence[str | Path] | None
@@ -78,6 +78,7 @@ REPORTS: dict[str, tuple[Part, ...]] = {
         Part("domoe-overall-other-seed", "domoe-overall", _with("other_seed"), "--other-seed", "second training seed"),
         Part("domoe-limits", "domoe-limits", _plain),
         Part("domoe-ablation", "domoe-ablation", _plain),
+        Part("domoe-cache-size", "domoe-cache-size", _plain),
         Part("domoe-table-size", "domoe-table-size", lambda inputs: _with("large")(inputs) or inputs.setup),
         Part("domoe-adaptive", "domoe-adaptive", _plain),
         Part("domoe-neighbours", "domoe-neighbours", _plain),
@@ -131,7 +132,7 @@ def _made(part: Part, folder: Path, setup: Setup | None) -> str:
     if part.of.draw is not None:
         draw(part.of, data, path.with_suffix(".png"))
         picture = f"![{part.title}]({part.key}.png)\n\n"
-    return f"{picture}{markdown(part.of, data, heading=False)}\nData: [{path.name}]({path.name}).\n"
+    return f"{picture}{block(part.of, data, path.name)}"
 
 
 def _empty(name: str, parts: Sequence[Part]) -> str:
@@ -149,10 +150,10 @@ def _end(key: str) -> str:
 
 def replaced(page: str, blocks: Mapping[str, str]) -> str:
     """The page with what stands between the marks of each block replaced. Raises InputError for marks that lack."""
-    for key, block in blocks.items():
+    for key, content in blocks.items():
         before, mark, rest = page.partition(_mark(key))
         _, end, after = rest.partition(_end(key))
         if not mark or not end:
             raise InputError(f"the page lacks the marks {_mark(key)} and {_end(key)}; put them where the part belongs")
-        page = f"{before}{mark}\n{block}{end}{after}"
+        page = f"{before}{mark}\n{content}{end}{after}"
     return page

@@ -27,9 +27,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Place:
-    """Where policies are compared: everything of a run but the policy."""
+    """Where policies are compared: everything of a run but the policy. Several traces are mixed."""
 
-    trace: str
+    traces: tuple[str, ...]
     profile: tuple[str, ...] | None = None
     hardware: str = DEFAULT_HARDWARE
     software: str = DEFAULT_SOFTWARE
@@ -150,6 +150,6 @@ def replayed_design(design: Design) -> Outcome:
 def scene_at(place: Place) -> Scene:
     """The scene at a place; the last few are kept, so designs of one place should follow each other."""
     return scene(
-        place.trace, hardware=place.hardware, software=place.software, cache_size=place.cache,
+        place.traces, hardware=place.hardware, software=place.software, cache_size=place.cache,
         profile=place.profile, split=place.split, seed=place.seed,
     )  # fmt: skip

@@ -13,12 +13,13 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table: cells are text as shown; ``notes`` stand below it."""
+    """One table: cells are text as shown; ``notes`` stand below it. A ``detail`` is left out of a page of many."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default_factory=tuple)
+    detail: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table and its notes."""

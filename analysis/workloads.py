@@ -1,16 +1,10 @@
 """The paper's workloads from traces at hand: law, banking, and a mixed one that interleaves all others."""
 
-import hashlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-
-from sim.keep import cache_folder
 from sim.replay import bundled_traces
 from traces.errors import InputError
 from traces.trace import Trace
@@ -37,14 +31,14 @@ class Source:
         return Path(self.path).name
 
     def to_json(self) -> dict[str, str | int]:
-        """Name, hash and, for a model trained for it, the training seed."""
+        """Model, name, hash and, for a model trained for it, the training seed."""
         trained: dict[str, str | int] = {} if self.training_seed is None else {"training_seed": self.training_seed}
-        return {"trace": self.name, "sha256": self.sha256} | trained
+        return {"model": self.model, "trace": self.name, "sha256": self.sha256} | trained
 
 
 @dataclass(frozen=True)
 class Suite:
-    """All traces of one model: ``workloads`` are replayed (several files of one are interleaved), all are learned from.
+    """All traces of one model: ``workloads`` are replayed (several files of one take turns), all are learned from.
 
     Traces of one suite come from one model: tables built from one serve the others.
     """
@@ -123,33 +117,3 @@ def _suite(model: str, sources: Sequence[Source]) -> Suite:
     first = [name for name in (*ALONE, MIXED) if name in workloads]
     ordered = {name: workloads[name] for name in [*first, *sorted(set(workloads) - set(first))]}
     return Suite(model, ordered, tuple(sources))
-
-
-def replayed(sources: Sequence[Source]) -> str:
-    """The file to replay for a workload: the trace itself, or one that interleaves several, made once and kept."""
-    if len(sources) == 1:
-        return sources[0].path
-    name = hashlib.sha256(" ".join(source.sha256 for source in sources).encode()).hexdigest()[:32]
-    folder = cache_folder("mixes") or Path(tempfile.mkdtemp(prefix="moe-replay-"))
-    path = folder / f"{name}.npz"
-    if not path.exists():
-        interleaved([Trace.load(source.path) for source in sources]).save(path)
-    return str(path)
-
-
-def interleaved(traces: Sequence[Trace]) -> Trace:
-    """One trace in which the sequences of several take turns, each split by itself; a longer one's rest follows."""
-    whole = Trace.concat(traces)
-    first = np.cumsum([0, *(trace.n_sequences for trace in traces)])
-    order: list[int] = []
-    for split in ("profile", "eval"):
-        turns = [(start + np.flatnonzero(t.split == split)).tolist() for t, start in zip(traces, first, strict=False)]
-        order += [index for turn in zip_longest(*turns) for index in turn if index is not None]
-    parts = []
-    for index in order:
-        one = np.zeros(whole.n_sequences, bool)
-        one[index] = True
-        parts.append(whole.keep(one))
-    mixed = Trace.concat(parts)
-    mixed.meta["joined"] = whole.meta.get("joined", [])
-    return mixed

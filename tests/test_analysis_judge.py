@@ -82,3 +82,4 @@ def test_one_who_says_nothing_has_no_precision() -> None:
     assert silent.precision(1) is None
     assert silent.recall(1) == 0
     assert silent.recall_by_layer(4) == [None, None, None, 0.0]
+    assert silent.precision_by_layer(4) == [None] * 4

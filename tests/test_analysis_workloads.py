@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.workloads import interleaved, replayed, suites
+from analysis.workloads import suites
 from tests.strategies import make_trace
 from traces.errors import InputError
-from traces.trace import DECODE, PREFILL, Trace
+from traces.trace import DECODE, PREFILL
 
 
 def written(folder: Path, domain: str | list[str], *, name: str = "toy", sequences: int = 3) -> Path:
@@ -47,7 +47,7 @@ def test_a_trace_of_several_domains_is_mixed_as_it_is(tmp_path: Path) -> None:
     one, other = suites([tmp_path])
     assert (other.model, list(other.workloads)) == ("toy", ["law", "mixed"])
     assert (one.model, list(one.workloads)) == ("other", ["law"])
-    assert replayed(other.workloads["mixed"]) == str(tmp_path / "toy_several.npz")
+    assert [source.name for source in other.workloads["mixed"]] == ["toy_several.npz"]
 
 
 def test_a_single_other_domain_is_a_workload_of_its_own(tmp_path: Path) -> None:
@@ -63,27 +63,3 @@ def test_two_traces_of_one_workload_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a folder without \.npz files"):
         (tmp_path / "empty").mkdir()
         suites([tmp_path / "empty"])
-
-
-def test_interleaved_sequences_take_turns_and_lose_nothing(tmp_path: Path) -> None:
-    paths = [written(tmp_path, "code", sequences=5), written(tmp_path, "math", sequences=2)]
-    traces = [Trace.load(path) for path in paths]
-    mixed = interleaved(traces)
-    assert mixed.sequence_id.tolist() == ["code1", "math1", "code3", "code0", "math0", "code2", "code4"]
-    for trace in traces:
-        for index, name in enumerate(trace.sequence_id.tolist()):
-            there = mixed.sequence_id.tolist().index(name)
-            rows, theirs = mixed.sequence == there, trace.sequence == index
-            assert np.array_equal(mixed.experts[rows], trace.experts[theirs])
-            assert (mixed.split[there], mixed.domain[there]) == (trace.split[index], trace.domain[index])
-
-
-def test_a_mix_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOE_REPLAY_CACHE", str(tmp_path / "cache"))
-    for domain in ("code", "math"):
-        written(tmp_path, domain)
-    sources = suites([tmp_path])[0].workloads["mixed"]
-    path = replayed(sources)
-    before = Path(path).stat().st_mtime_ns
-    assert replayed(sources) == path and Path(path).stat().st_mtime_ns == before
-    assert Trace.load(path).n_sequences == 6

@@ -257,7 +257,7 @@ def _runs(data: Data, software: str) -> Sheet:
     ]  # fmt: skip
     columns = ["model", "workload", "policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted",
                "predict ms/token", "tables MiB", "TTFT ms", "efficiency"]  # fmt: skip
-    return Sheet(f"Simulated: every run, software {software}", columns, rows)
+    return Sheet(f"Simulated: every run, software {software}", columns, rows, detail=True)
 
 
 EXPERIMENT = Experiment(
