@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zipfile
 from itertools import zip_longest
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sim.__main__ import main
 from sim.replay import scene
 from tests.strategies import assert_same, make_trace, traces
 from tests.worlds import toy_meta
+from traces.__main__ import main as traces_main
 from traces.errors import InputError
 from traces.mix import mix
 from traces.subset import thinned
@@ -168,6 +170,18 @@ def test_the_option_replays_and_compares_and_says_of_what(files, tmp_path, capsy
     assert main(["compare", "--mix", *names, "--policy", "lru", "on-demand", "--json", str(out)]) == 0
     assert len(json.loads(out.read_text())) == 2
     capsys.readouterr()
+
+
+def test_a_subset_of_several_takes_the_first_of_each_and_names_them(files, tmp_path):
+    names, out = [str(path) for path in files], tmp_path / "s.npz"
+    amounts = ["--profile-tokens", "4", "--eval-tokens", "4", "--eval-sequences", "1"]
+    assert traces_main(["subset", *names, "-o", str(out), *amounts, "--thin", "2"]) == 0
+    found = Trace.load(out)
+    assert found.sequence_id.tolist() == ["a0", "b0", "c0", "a1", "b2", "c3"]
+    assert [one["source"] for one in found.meta["joined"]] == names
+    assert found.meta["subset"]["sequences"] == "6 of 12"
+    with zipfile.ZipFile(out) as archive:
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_LZMA}
 
 
 @pytest.mark.parametrize(
