@@ -205,6 +205,10 @@ def validate(
 def baseline(
     *,
     model: Annotated[str, Parameter(help="whose dimensions")] = "mixtral-8x7b",
+    against: Annotated[
+        Path | None, Parameter(help="validation.json of this machine: its measured runs are what ratios are taken to")
+    ] = None,
+    json: Annotated[Path | None, Parameter(help="write all figures here")] = None,
     device: Device = "cuda",
 ) -> None:
     """Time a layer of a decoded token as people run it today: accelerate's CPU offload, plain pageable copies.
@@ -213,11 +217,12 @@ def baseline(
 
     ```
     python -m realrun baseline --model mixtral-8x7b
+    python -m realrun baseline --against out/validation.json --json baseline.json
     ```
     """
     from realrun.baselines import baseline_command
 
-    baseline_command(model, device)
+    baseline_command(model, device, against, json)
 
 
 @app.command

@@ -8,8 +8,10 @@
 Both are set against the measured runs of this project, by milliseconds of one layer.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,6 +20,7 @@ from realrun.measure.experts import Ffn, plain_ffn, weights_of
 from realrun.measure.machine import Machine
 from sim.model import ModelSpec, load_model
 from traces.errors import InputError
+from traces.files import atomic_path, keep_apart
 
 LAYERS = 2
 TOKENS = 3
@@ -135,8 +138,28 @@ def pageable_ms(machine: Machine, model: ModelSpec, calls: int = CALLS) -> float
     return median(samples[2:])
 
 
-def baseline_command(name: str, device: str) -> None:
-    """Measure and print all of them for the model called ``name``. Raises InputError."""
-    found = baselines(Machine(device), load_model(name), [])
+def baseline_command(name: str, device: str, against: Path | None, out: Path | None) -> None:
+    """Measure and print all of them for the model called ``name``, write ``out`` as JSON.
+
+    ``against`` is the ``validation.json`` of runs of that model on this machine. Raises InputError.
+    """
+    keep_apart([against], {"--json": out})
+    model, machine = load_model(name), Machine(device)
+    found = baselines(machine, model, [] if against is None else _reports(against, model))
     for way, line in found["ratios"].items():
         print(f"{way}: {line}")
+    if out is not None:
+        with atomic_path(out) as part:
+            part.write_text(json.dumps(found | {"machine": machine.describe()}, indent=1) + "\n", encoding="utf-8")
+
+
+def _reports(path: Path, model: ModelSpec) -> list[dict[str, Any]]:
+    """The reports of a validation. Raises InputError for another file, or one of another model."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        reports, of = data["reports"], data["provenance"]["model"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: expected the validation.json that validate writes") from None
+    if of != model.name:
+        raise InputError(f"{path}: runs of {of}; expected {model.name}")
+    return list(reports)

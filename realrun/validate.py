@@ -96,7 +96,7 @@ def validate(asked: Asked, command: str) -> Record:
     record = Record(command, _provenance(first, machine, asked))
     with interruptible() as stop:
         with _rig(first.model, asked) as rig:
-            pairs = [(cache, entry) for cache in scenes for entry in wanted]
+            pairs = [(cache, entry) for entry in wanted for cache in scenes]
             for number, (cache, (name, label, values)) in enumerate(pairs, 1):
                 begin = time.monotonic()
                 try:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+import realrun.baselines
 import realrun.validate
 from realrun.__main__ import main
 from realrun.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summarise
@@ -166,6 +167,23 @@ def test_what_a_baseline_cannot_be_is_said() -> None:
     assert (
         "no model of transformers' Mixtral class" in baselines(machine, model, [])["left_out"]["accelerate cpu_offload"]
     )
+
+
+def test_baselines_take_the_runs_of_a_validation(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(realrun.baselines, "pageable_ms", lambda *_: 3.0)
+    monkeypatch.setattr(realrun.baselines, "accelerate_ms", lambda *_: 8.0)
+    runs, out = tmp_path / "validation.json", tmp_path / "out.json"
+    report = {"policy": "lru", "cache": "25%", "measured": {"tpot_ms": {"mean": 32.0}}}
+    runs.write_text(json.dumps({"provenance": {"model": "mixtral-8x7b"}, "reports": [report]}))
+    small = ["baseline", "--device", "cpu", "--against", str(runs), "--json", str(out)]
+    assert main(small) == 0
+    assert "accelerate cpu_offload: 8.00 ms a layer; 8.0 times lru at 25% (1.00 ms)" in capsys.readouterr().out
+    assert json.loads(out.read_text())["ms"]["on-demand copies, pageable"] == 3.0
+    assert main([*small, "--model", "phi-3.5-moe"]) == 2
+    assert "runs of mixtral-8x7b; expected phi-3.5-moe" in capsys.readouterr().err
+    runs.write_text("[]")
+    assert main(small) == 2
+    assert "expected the validation.json that validate writes" in capsys.readouterr().err
 
 
 def test_plans_are_made_once_and_shared(tmp_path, monkeypatch) -> None:
