@@ -81,10 +81,17 @@ def test_no_copy_is_faster_than_the_link(hardware: Hardware, size: int) -> None:
 def test_the_peak_is_reached(hardware: Hardware) -> None:
     """The bound is tight: a point of the curve, or a copy large enough, comes within a thousandth of it."""
     points = [size for size, _ in hardware.link.h2d.points] if hardware.link.h2d else [1]
+    # In a row copies have no start-up: where that was measured the peak is theirs, at a point or in the limit.
+    in_a_row = [Fraction(0)]
+    if hardware.link.queued:
+        row = hardware.link.queued.points
+        in_a_row = [Fraction(size * 10**9, ns) for size, ns in row]
+        in_a_row.append(Fraction((row[-1][0] - row[-2][0]) * 10**9, row[-1][1] - row[-2][1]))
     # Beyond the last point time is a start, of at most that point's time, and bytes at the last rate: a copy that takes
     # 2,000 times as long comes within a thousandth of the rate.
     large = 2000 * Fraction(hardware.link_bytes_per_s) * hardware.copy_ns(points[-1]) / 10**9
     best = max(Fraction(size * 10**9, hardware.copy_ns(size)) for size in [*points, int(large) + 1])
+    best = max(best, *in_a_row)
     assert best >= Fraction(hardware.link_bytes_per_s) * 999 / 1000
 
 
@@ -116,11 +123,12 @@ def test_many_small_copies_pay_the_latency() -> None:
 
 def test_measured_h200_copies() -> None:
     hardware = Hardware.load("h200")
+    times = dict(hardware.link.h2d.points)
     # 512 KiB and 32 MiB lie between measured sizes; one Mixtral expert is 336 MiB.
-    assert 16_100 < hardware.copy_ns(2**19) < 27_900
-    assert 311_000 < hardware.copy_ns(2**25) < 1_223_000
-    assert hardware.copy_ns(352_321_536) == pytest.approx(6_369_000, rel=1e-3)
-    assert hardware.link_measured and hardware.link_bytes_per_s / 1e9 == pytest.approx(55.3, abs=0.05)
+    assert times[2**18] < hardware.copy_ns(2**19) < times[2**20]
+    assert times[2**24] < hardware.copy_ns(2**25) < times[2**26]
+    assert hardware.copy_ns(352_321_536) == pytest.approx(6_400_000, rel=0.02)
+    assert hardware.link_measured and hardware.link_bytes_per_s / 1e9 == pytest.approx(55.3, rel=0.02)
 
 
 # --- refusals ---
@@ -191,7 +199,7 @@ def test_builtin_profiles(name: str) -> None:
     assert hardware.name == name
     assert hardware.link_measured == (name == "h200")
     rows = json.dumps(machine_json(name), allow_nan=False)
-    assert rows.count('"measured": true') == (5 if name == "h200" else 0)
+    assert (rows.count('"measured": true') >= 5) == (name == "h200")
     if name != "h200":
         assert "assumed" in hardware.software.layer_floor_us.source
     assert machine_table(name).row_count > 10
