@@ -84,7 +84,7 @@ def test_means_are_over_workloads(measured: dict[str, Data]) -> None:
             if cell["software"] == mean["software"]
             and all(ratio[key] == mean[key] for key in ("ours", "over", "metric"))
         ]
-        assert len(values) == 3
+        assert len(values) == 3, mean
         if None not in values:
             assert mean["value"] == pytest.approx(np.mean(values), abs=2e-4)
 
