@@ -120,10 +120,9 @@ class Record:
         lines += [f"- {line}" for line in self.verdict()] + [""]
         lines += [_cells(HEADINGS), _cells(["---"] * len(HEADINGS)), *map(_cells, self.lines()), ""]
         lines += [
-            "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share"
-        ]
-        lines += [
-            "of what copies in a row reach. The largest error of a part leaves out parts below 1 % of the time.",
+            "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share",
+            "of what copies of one expert in a row reach. The largest error of a part leaves out parts below 1 % of",
+            "the time.",
             "",
         ]
         for title, components in _DETAILS:

@@ -18,7 +18,6 @@ from realrun.measure.machine import Machine
 from realrun.record import Record
 from realrun.replay import Rig, first_steps, interruptible, open_rig, run, scaled, with_model
 from sim.engines import execute
-from sim.hardware import Hardware
 from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.output import values_of
@@ -106,7 +105,7 @@ def validate(asked: Asked, command: str) -> Record:
                     continue
                 if pair is None:  # half a run is no pair
                     break
-                _add(record, cache, label, *pair, scenes[cache].hardware)
+                _add(record, cache, label, *pair, scenes[cache])
                 record.write(asked.folder)
                 _say(record, number, len(pairs), time.monotonic() - begin)
             else:
@@ -177,7 +176,7 @@ def simulate(here: Scene, plan: Plan, name: str, parameters: dict[str, Any], giv
     return describe(here, plan, name, parameters, given, done, settle(here.work, plan, here.budget))
 
 
-def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, hardware: Hardware) -> None:
+def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, here: Scene) -> None:
     record.rows += compare(simulated, measured, cache, label)
     record.reports.append(
         {"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": measured.to_json()}
@@ -185,7 +184,9 @@ def _add(record: Record, cache: str, label: str, simulated: Report, measured: Re
     decode = measured.decode
     moved = decode.link_bytes["demand"] + decode.link_bytes["prefetch"]
     seconds = sum(decode.time_ms.values()) / 1e3
-    record.link_used[label, cache] = moved / seconds / hardware.link_bytes_per_s if seconds else None
+    size = here.model.expert_bytes[0]
+    in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
+    record.link_used[label, cache] = moved / seconds / in_a_row if seconds else None
 
 
 def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
