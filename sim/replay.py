@@ -89,6 +89,8 @@ def scene(
 
     Raises InputError for anything that a person got wrong.
     """
+    if seed < 0:
+        raise InputError(f"seed: {seed}; give at least 0")
     named = [traces] if isinstance(traces, str | Path) else traces
     replayed = [Trace.load(path) for path in named]
     whole = mix(replayed)

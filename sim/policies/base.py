@@ -42,9 +42,9 @@ def blaming(whose: str) -> Iterator[None]:
 
 
 class Parameters(BaseModel):
-    """Base of a policy's parameters: unknown names and wrong types are refused."""
+    """Base of a policy's parameters: unknown names, wrong types and numbers that are not finite are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Neighbours:
     ) -> None:
         self.tables = list(tables)
         self.matching = matching
-        self.votes = votes
+        self.votes = min(votes, max(1, sum(map(len, tables))))
         self.keys = keys
         self.level = level
         self.n_experts = n_experts
