@@ -52,6 +52,8 @@ class DeviceCache(ExpertCache):
         self.n_slots = sum(counts)
         self.bytes = (room or Room(device)).of(self.n_slots, size)
         """The slots (n_slots, size) uint8."""
+        self.rows = self.bytes.unbind(0)
+        """Each slot (size,)."""
         self.stamps = the_torch().zeros(self.n_slots, STAMP, dtype=the_torch().int64, device=device.torch_device)
         """What was stamped on the expert in each slot, where a run checks."""
         ends = np.cumsum(counts).tolist()

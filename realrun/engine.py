@@ -26,7 +26,7 @@ from sim.engine import by_moment
 from sim.eviction import foresees
 from sim.host import host_costs
 from sim.link import Transfer
-from sim.log import HOSTED, PREFILL, Log
+from sim.log import HOSTED, MISS, PREFILL, Log
 from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.terms import Terms
@@ -57,6 +57,7 @@ class Outcome:
         steps: how many those are.
         complete: whether that is all of them.
         layer_ns, shared_ns, experts_ns: device time of each call's parts (calls,) int64; ``head_ns`` (steps,).
+        link_busy_ns: how long copies were under way, of the decode steps that were finished, by the host's clock.
         checked: how many experts were compared with their stamps before they ran.
         outputs: the logits of each step, where they were to be kept.
     """
@@ -68,6 +69,7 @@ class Outcome:
     shared_ns: np.ndarray
     experts_ns: np.ndarray
     head_ns: np.ndarray
+    link_busy_ns: int
     checked: int
     outputs: "list[torch.Tensor]"
 
@@ -118,6 +120,7 @@ class RealRun(Loop):
         self._progress, self._keep_outputs = progress, keep_outputs
         self.experts = Experts(stage.model, self.cache)
         self.finish: list[int] = []
+        self._busy: list[int] = []
         self.outputs: list[torch.Tensor] = []
         self.found = bytearray(len(work.expert))
         self.predict = [0] * work.schedule.n_steps
@@ -206,11 +209,12 @@ class RealRun(Loop):
                 self.link.kick()
             for layer in range(work.n_layers):
                 call = number * work.n_layers + layer
-                self._until_route(step, layer, call, phase == PREFILL)
                 first, end = offsets[call], offsets[call + 1]
                 base = begins[first] if end > first else 0
-                pairs = [(begins[i] - base, ends[i] - base) for i in range(first, end)]
-                self._call(call, number, first, experts[first:end], pairs, step, take[layer])
+                needed = experts[first:end]
+                of = {needed[i - first]: (begins[i] - base, ends[i] - base) for i in range(first, end)}
+                self._until_route(step, layer, call, phase == PREFILL)
+                self._call(call, number, first, needed, of, step, take[layer])
             self._finish(step, number, phase == PREFILL)
 
     def _step(self, number: int, prompt: bool) -> tuple[Step, Any]:
@@ -224,6 +228,9 @@ class RealRun(Loop):
             if prompt
             else layers.decode_step(count, top_k)
         )
+        if count == 1 and not prompt and (routes >= 0).all():  # one row's pairs: in the order that its step has anyway
+            step.choose(None, self.device)
+            return step, [[0] * top_k] * self.work.n_layers
         take, give = pairs_of(routes, none=count * top_k)
         step.choose(give if count > 1 or (routes < 0).any() else None, self.device)
         return step, self._take(take, prompt)
@@ -242,7 +249,7 @@ class RealRun(Loop):
         if self.stage.model.shared_ffn:
             self.stage.layers.launch_shared(step, layer)
             self.times.shared.append((call, route, compute.mark()))
-        self._await(route)
+        self._await(route, demands_follow=True)
 
     def _finish(self, step: Step, number: int, prompt: bool) -> None:
         """Run what comes after the last routed layer and wait for the token."""
@@ -255,6 +262,7 @@ class RealRun(Loop):
         self._await(end)
         self.times.head.append((number, begin, end))
         self.finish.append(time.perf_counter_ns() - self._start)
+        self._busy.append(self.link.busy_ns)
         if self.checker:
             self.checker.read(number)
         if self._keep_outputs:
@@ -264,15 +272,16 @@ class RealRun(Loop):
     # -- one call ------------------------------------------------------------------------------------------------
 
     def _call(
-        self, call: int, number: int, first: int, needed: list[int], pairs: list[tuple[int, int]], step: Step, take: Any
-    ) -> None:
-        """One routed layer once its route is known."""
+        self, call: int, number: int, first: int, needed: list[int], of: dict[int, tuple[int, int]], step: Step,
+        take: Any,
+    ) -> None:  # fmt: skip
+        """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
         link, plan = self.link, self.plan
         late = self._look_up(call, needed, first)
+        since = self.device.compute.mark() if late or MISS in self.found[first : first + len(needed)] else None
         rest = self._rest(call, late) if plan.ring else []
         link.passed = call
         moment = call + number + 1
-        of = dict(zip(needed, pairs, strict=True))
         hosted = [expert for i, expert in enumerate(needed, first) if self.found[i] == HOSTED] if self._hosted else []
         if hosted:
             needed = [expert for expert in needed if expert not in hosted]
@@ -280,12 +289,14 @@ class RealRun(Loop):
         if len(groups) > 1:
             link.awaited.update(expert for group in groups[1:] for expert in group)
         ready, waiting = self._claim(groups[0])
-        link.kick()
         decision = self._at_moments.get(moment)
         thinks = decision is not None and bool(decision[1]) and plan.prediction.critical
+        link.kick(some=not thinks)
         if decision is not None and thinks:  # the step waits for the answer; demands are on their way
             self._decide(decision, number)
-        last = self._launch(call, ready, of, step, take)
+            since = None
+        last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
+        link.kick()
         if decision is not None and not thinks:
             self._decide(decision, number)
         if self._streams(call):
@@ -298,7 +309,7 @@ class RealRun(Loop):
             link.awaited.difference_update(group)
             ready, waiting = self._claim(group)
             link.kick()
-            last = self._launch(call, ready, of, step, take)
+            last = self._launch_ready(call, ready, waiting, late, None, of, step, take)
             self._launch_late(call, group, waiting, late, of, step, take, last)
         for transfer in rest:
             if link.transfers.get(transfer.expert) is transfer:
@@ -306,18 +317,32 @@ class RealRun(Loop):
         if hosted:
             self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
 
+    def _launch_ready(
+        self, call: int, ready: list[int], waiting: list[Transfer], late: set[int], since: Event | None,
+        of: dict[int, tuple[int, int]], step: Step, take: Any,
+    ) -> Event:  # fmt: skip
+        """Run the residents of a wave; returns the mark from which on the stream waits for the others, if any.
+
+        ``since`` marks when those were asked for: from there the stream has stood still for their sake, not for ours.
+        """
+        if not ready:
+            return self.device.compute.mark() if since is None else since
+        begin = self.device.compute.mark()
+        if waiting and since is not None:
+            stalls = self.times.stall_late if waiting[0].expert in late else self.times.stall_demand
+            stalls.append((call, since, begin))
+        return self._launch(call, ready, of, step, take, begin)
+
     def _launch(
-        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Any
-    ) -> Event | None:
-        """Run experts whose slots are ready; returns the end of their kernels, None if there are none."""
-        if not experts:
-            return None
+        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Any, begin: Event
+    ) -> Event:
+        """Run experts from the mark ``begin`` on; returns the end of their kernels."""
         compute = self.device.compute
         slots = [self.cache.slot[expert] for expert in experts]
         pairs = [of[expert] for expert in experts]
         if self.checker:
             self.checker.launch(slots, experts, after=False)
-        begin = compute.mark()
+            begin = compute.mark()
         compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
         end: Event = compute.mark()
         self.times.experts.append((call, begin, end))
@@ -328,15 +353,15 @@ class RealRun(Loop):
 
     def _launch_late(
         self, call: int, group: list[int], waiting: list[Transfer], late: set[int], of: dict[int, tuple[int, int]],
-        step: Step, take: Any, last: Event | None,
+        step: Step, take: Any, last: Event,
     ) -> None:  # fmt: skip
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
         for transfer in waiting:
-            self._stand_still(call, transfer, transfer.expert in late, last)
-            last = self._launch(call, [transfer.expert], of, step, take)
+            there = self._stand_still(call, transfer, transfer.expert in late, last)
+            last = self._launch(call, [transfer.expert], of, step, take, there)
             self.cache.used[transfer.expert] = 1
+            self.link.poll()  # launching takes a while: the link must not run dry meanwhile
         if group:
-            assert last is not None
             self._hold(last, group)
 
     def _begin_hosted(self, step: Step, hosted: list[int], of: dict[int, tuple[int, int]], take: Any) -> Any:
@@ -386,6 +411,7 @@ class RealRun(Loop):
             shared_ns=self._spent(times.shared, calls),
             experts_ns=self._spent(times.experts, calls),
             head_ns=self._spent(times.head, steps),
+            link_busy_ns=int(np.diff(self._busy, prepend=0)[self.work.schedule.phase[:steps] != PREFILL].sum()),
             checked=self.checker.checked if self.checker else 0,
             outputs=self.outputs,
         )

@@ -5,12 +5,17 @@ reads rows of one expert's matrix once and keeps its sums in float32; the floor 
 bandwidth.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+from realrun.direct import Direct
 
 _TOP = 1 << 62  # keeps every packed number 64 bits wide, whatever its parts
 _ROWS = 4
 _COLUMNS = 1024
+AT_ONCE = 8
+"""Experts that one launch takes."""
 
 
 @triton.jit
@@ -75,20 +80,67 @@ def out_kernel(  # type: ignore[no-untyped-def]
     tl.store(outputs + pair * HIDDEN + line, tl.sum(total, 1).to(tl.bfloat16), mask=there)
 
 
-def launch(weights, states, between, outputs, single, hidden, inner, gated):  # type: ignore[no-untyped-def]
-    """Compute up to 8 experts given as (slot, pair, row), from slots ``weights`` (S, n) bf16.
+class Batched:
+    """Both kernels over the slots ``weights`` (S, n) bf16 of one run."""
 
-    ``states`` (rows, H), ``between`` (8, F) for the kernels alone, ``outputs`` (P, H); all bf16.
-    """
+    def __init__(self, weights, hidden, inner, gated):  # type: ignore[no-untyped-def]
+        self._weights, self._between = weights, weights.new_empty(AT_ONCE, inner)
+        self._hidden, self._inner, self._gated = hidden, inner, gated
+        self._begin = hidden * inner * (2 if gated else 1)
+        self._into, self._out = Direct(into_kernel), Direct(out_kernel)
+        self.direct = None
+        """Whether kernels are launched past Triton's dispatch; None until that has been tried."""
+
+    def launch(self, states, outputs, single):  # type: ignore[no-untyped-def]
+        """Compute up to 8 experts given as (slot, pair, row): ``states`` (rows, H), ``outputs`` (P, H), both bf16."""
+        if self.direct is None and not torch.cuda.is_current_stream_capturing():
+            self.direct = self._same_both_ways()
+        aligned = self.direct and not (states.data_ptr() | outputs.data_ptr()) & 15
+        (self._launch_direct if aligned else self._dispatch)(self._weights, states, outputs, single)
+
+    def _dispatch(self, weights, states, outputs, single):  # type: ignore[no-untyped-def]
+        packed, stride, between = _pack(single), weights.stride(0), self._between
+        shape = {"HIDDEN": self._hidden, "INNER": self._inner}
+        sizes = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": 4}
+        self._into.dispatched(
+            (-(-self._inner // _ROWS), len(single)), (weights, states, between, stride, *packed),
+            **shape, GATED=self._gated, **sizes,
+        )  # fmt: skip
+        self._out.dispatched(
+            (-(-self._hidden // _ROWS), len(single)), (weights, between, outputs, stride, self._begin, *packed),
+            **shape, **sizes,
+        )  # fmt: skip
+
+    def _launch_direct(self, weights, states, outputs, single):  # type: ignore[no-untyped-def]
+        packed, stride, slots, between = _pack(single), weights.stride(0), weights.data_ptr(), self._between.data_ptr()
+        stream = torch.cuda.current_stream(weights.device).cuda_stream
+        grid = (-(-self._inner // _ROWS), len(single))
+        self._into.launch(grid, stream, (slots, states.data_ptr(), between, stride, *packed))
+        grid = (-(-self._hidden // _ROWS), len(single))
+        self._out.launch(grid, stream, (slots, between, outputs.data_ptr(), stride, self._begin, *packed))
+
+    def _same_both_ways(self):  # type: ignore[no-untyped-def]
+        """Whether launching directly writes what Triton's dispatch writes, tried on an expert of random weights."""
+        try:
+            weights = self._weights.new_empty(1, self._weights.shape[1]).normal_(0.0, self._hidden**-0.5)
+        except torch.OutOfMemoryError:
+            return False
+        states = weights.new_empty(2, self._hidden).normal_()
+        if any(tensor.data_ptr() & 15 for tensor in (self._weights, self._between, weights, states)):
+            return False
+        found: list[torch.Tensor] = []
+        for way in (self._dispatch, self._launch_direct):
+            outputs = states.new_full((2, self._hidden), torch.nan)
+            try:
+                way(weights, states, outputs, [(0, 1, 0), (0, 0, 1)])
+            except Exception:  # whatever another version of Triton makes of it
+                if found:
+                    return False
+                raise
+            found.append(outputs)
+        return torch.equal(*found)  # not where a number is left out: NaN equals nothing
+
+
+def _pack(single):  # type: ignore[no-untyped-def]
     packed = [_TOP | slot << 32 | pair << 16 | row for slot, pair, row in single]
-    packed += [packed[0]] * (8 - len(packed))
-    stride, count = weights.stride(0), len(single)
-    into_kernel[(-(-inner // _ROWS), count)](
-        weights, states, between, stride, *packed,
-        HIDDEN=hidden, INNER=inner, GATED=gated, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
-    )  # fmt: skip
-    begin = hidden * inner * (2 if gated else 1)
-    out_kernel[(-(-hidden // _ROWS), count)](
-        weights, between, outputs, stride, begin, *packed,
-        HIDDEN=hidden, INNER=inner, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
-    )  # fmt: skip
+    return packed + [packed[0]] * (AT_ONCE - len(packed))

@@ -19,9 +19,6 @@ from traces.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-AT_ONCE = 8
-"""Experts that one launch of the batched kernels takes."""
-
 
 class Experts:
     """The experts of one model in the slots of one cache.
@@ -39,8 +36,11 @@ class Experts:
         self._weights = cache.bytes.view(torch.bfloat16)
         views = [matrices(weights, hidden, inner, self.gated) for weights in self._weights.unbind(0)]
         self._into, self._out = [into for into, _ in views], [out for _, out in views]
-        self._batched = _kernels(cache) if batched is None else batched
-        self._between: Any = None
+        self._batched: Any = None
+        if _kernels(cache) if batched is None else batched:
+            from realrun.expert_kernels import Batched
+
+            self._batched = Batched(self._weights, hidden, inner, self.gated)
 
     def launch(
         self,
@@ -54,12 +54,12 @@ class Experts:
 
         ``states`` are (rows, H), ``outputs`` (P + 1, H). ``take`` is a list where rows are few.
         """
-        if self._batched and isinstance(take, list):
+        if self._batched is not None and isinstance(take, list):
             single = [
                 (slot, first, take[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
             ]
-            for begin in range(0, len(single), AT_ONCE):
-                self._launch_batched(states, outputs, single[begin : begin + AT_ONCE])
+            for begin in range(0, len(single), 8):
+                self._batched.launch(states, outputs, single[begin : begin + 8])
             if len(single) == len(slots):
                 return
             several = [i for i, (first, end) in enumerate(pairs) if end - first > 1]
@@ -75,16 +75,6 @@ class Experts:
         else:
             rows = states.index_select(0, take[first:end])
         run_ffn(rows, self._into[slot], self._out[slot], self.gated, outputs[first:end])
-
-    def _launch_batched(
-        self, states: "torch.Tensor", outputs: "torch.Tensor", single: list[tuple[int, int, int]]
-    ) -> None:
-        from realrun.expert_kernels import launch
-
-        if self._between is None:
-            torch = the_torch()
-            self._between = torch.empty(AT_ONCE, self.inner, dtype=torch.bfloat16, device=states.device)
-        launch(self._weights, states, self._between, outputs, single, self.hidden, self.inner, self.gated)
 
 
 def run_ffn(

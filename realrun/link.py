@@ -3,11 +3,13 @@
 ``sim.link.Link`` decides what moves next, who gives way and who is given up; here a stretch on the link is copies on
 the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next one too:
 prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the next chunk
-boundary. Demands overtake, and are then handed over whole: nothing may overtake them.
+boundary. Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits
+for the host.
 
 Nothing here blocks. Whoever waits calls ``poll`` again and again, which finds what has landed and hands over more.
 """
 
+import time
 from collections import deque
 from typing import Any
 
@@ -22,6 +24,8 @@ from sim.plan import Discipline
 PIECE_BYTES = 8 * 2**20
 AHEAD_BYTES = 6 * 2**20
 """A prefetch's piece at most, and how many bytes are at least handed over: about 110 us on PCIe 5 x16."""
+LONG_BYTES = 64 * 2**20
+"""What is longer and goes before prefetches ends in a copy of its own: so the host knows a little before it is over."""
 
 
 class CopyLink(Link):
@@ -54,6 +58,9 @@ class CopyLink(Link):
         self._flying: deque[tuple[Event, int, Transfer | None]] = deque()
         self._handed = 0  # bytes handed over and not known to have arrived
         self._stretches = 0
+        self._busy_since = 0
+        self.busy_ns = 0
+        """How long the copying stream had something to do, by the host's clock: a little more than it took."""
         self._idle_events: list[Event] = []
         self._piece = max(1, min(PIECE_BYTES, store.size // max(1, chunks) or 1))
         self._ahead = max(AHEAD_BYTES, 2 * self._piece)
@@ -66,8 +73,11 @@ class CopyLink(Link):
             return transfer
         return super().demand(expert)
 
-    def kick(self) -> None:
-        """Let demands overtake and hand over what may move; called after every change that the engine makes."""
+    def kick(self, some: bool = False) -> None:
+        """Let demands overtake and hand over what may move; called after every change that the engine makes.
+
+        With ``some``, only what keeps the link busy for the moment: the engine has something to launch first.
+        """
         running = self._running
         if running is not None and (running.demand or self._demands):
             overtaken = not running.demand and self.discipline == "preemptive"
@@ -76,10 +86,10 @@ class CopyLink(Link):
                 self._hand_over(running, end)
             if self._running is running:
                 self._running, self._paused = None, running
-        self._advance()
+        self._advance(some)
 
-    def poll(self) -> bool:
-        """See what has arrived; whether anything has."""
+    def poll(self, follow: bool = True) -> bool:
+        """See what has arrived, and let more follow unless told not to; whether anything has."""
         arrived = False
         while self._flying and self._flying[0][0].query():
             event, size, transfer = self._flying.popleft()
@@ -90,7 +100,10 @@ class CopyLink(Link):
             else:
                 self._land(transfer)
         if arrived:
-            self._advance()
+            if not self._flying:
+                self.busy_ns += time.perf_counter_ns() - self._busy_since
+            if follow:
+                self._advance()
         return arrived
 
     @property
@@ -100,10 +113,10 @@ class CopyLink(Link):
 
     # -- what sim.link.Link does in simulated time -----------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Start whatever may start: all demands, and prefetches while little is handed over."""
+    def _advance(self, some: bool = False) -> None:
+        """Start whatever may start: all demands, or ``some``, and prefetches while little is handed over."""
         self._fill()
-        while self._running is None and (self._demands or self._handed < self._ahead):
+        while self._running is None and ((self._demands and not some) or self._handed < self._ahead):
             before = self._stretches
             self._next()
             if self._stretches == before:
@@ -133,11 +146,12 @@ class CopyLink(Link):
         """Copy bytes from where the transfer is to ``end``."""
         expert, begin = transfer.expert, transfer.moved
         slot = self.slots.slot[expert]
-        source, target = self._store.expert(expert), self.slots.bytes[slot]
-        # What is long ends in a short copy, whose predecessor's end says that it is time to hand over more.
-        short = end - self._piece
-        for stop in (short, end) if short > begin + self._piece else (end,):
-            self._device.copy(target[begin:stop], source[begin:stop])
+        source, target = self._store.expert(expert), self.slots.rows[slot]
+        if not self._flying:
+            self._busy_since = time.perf_counter_ns()
+        long = end - begin > LONG_BYTES and bool(self._queue) and not self._demands
+        for stop in (end - self._piece, end) if long else (end,):
+            self._device.copy(target, source, begin, stop)
             whole = stop == transfer.body
             if whole and self._stamped:
                 self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])

@@ -161,14 +161,16 @@ class Loop:
                 (under_way if expert in link.transfers else absent).append(link.demand(expert))
         return ready, under_way + absent
 
-    def _stand_still(self, call: int, transfer: Transfer, late: bool, since: Event | None = None) -> None:
-        """Have the computing stream wait for ``transfer``, from ``since`` on or now, and time that."""
+    def _stand_still(self, call: int, transfer: Transfer, late: bool, since: Event | None = None) -> Event:
+        """Have the computing stream wait for ``transfer``, from ``since`` on or now, and time that; returns its end."""
         idle = self.device.compute.mark() if since is None else since
         while transfer.event is None:  # no slot is free yet
             self._turn()
         self._wait_for(transfer)
+        end: Event = self.device.compute.mark()
         stalls = self.times.stall_late if late else self.times.stall_demand
-        stalls.append((call, idle, self.device.compute.mark()))
+        stalls.append((call, idle, end))
+        return end
 
     def _wait_for(self, transfer: Transfer) -> None:
         """The computing stream waits for a copy; the host does not."""
@@ -180,11 +182,18 @@ class Loop:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _await(self, event: Event) -> None:
-        """Look after the link until ``event`` has been seen; all that was launched before it is over then."""
+    def _await(self, event: Event, demands_follow: bool = False) -> None:
+        """Look after the link until ``event`` has been seen; all that was launched before it is over then.
+
+        Where ``demands_follow`` no prefetch is handed over any more: at one instant landings come first, then demands.
+        """
         while not event.query():
             self._turn()
-        self._turn()
+        if demands_follow:
+            self.link.poll(follow=False)
+            self._let_go(kick=False)
+        else:
+            self._turn()
 
     def _await_free(self) -> None:
         """Until no wave holds its slots any more."""
@@ -210,18 +219,19 @@ class Loop:
                 queued = sorted(self.link.transfers)[:8]
                 raise RunError(f"nothing has moved for {STUCK_SECONDS:.0f} s; experts asked for: {queued}")
 
-    def _let_go(self) -> bool:
+    def _let_go(self, kick: bool = True) -> bool:
         """Free the slots of waves whose kernels have ended."""
         gone = False
         while self._holding and self._holding[0][0].query():
-            self.link.poll()  # their copies ended before their kernels
+            self.link.poll(follow=False)  # their copies ended before their kernels
             _, group = self._holding.popleft()
             for expert in group:
                 self.cache.pinned[expert] = 0
-                if not self.plan.keep:
+                if not self.plan.keep and expert not in self.cache.own:
                     self.cache.release(expert)
-            self.link.kick()
             gone = True
+        if gone and kick:
+            self.link.kick()
         return gone
 
     # -- the policy ----------------------------------------------------------------------------------------------

@@ -253,8 +253,8 @@ class OffloadLoop(Loop):
             _, waiting = self._claim([expert])
             self._claimed[expert] = waiting[0] if waiting else None
 
-    def _let_go(self) -> bool:
-        gone = super()._let_go()
+    def _let_go(self, kick: bool = True) -> bool:
+        gone = super()._let_go(kick and not self._to_claim)
         if gone and self._to_claim:
             self._claim_more()
             self.link.kick()

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from realrun.device import HostDevice
 from realrun.engine import RealRun
 from realrun.faults import RunError, SlotFault
 from sim.log import DECODE, HOSTED, MISS, PREFILL
@@ -139,7 +140,7 @@ def faulty(kind: type[RealRun], world: World, plan: Plan, slow_copies: bool = Fa
         if slow_copies:
             device: Any = stage.device
             copy = device.copy
-            device.copy = lambda target, source: (device.copies.delay(0.05), copy(target, source))
+            device.copy = lambda *parts: (device.copies.delay(0.05), copy(*parts))
         with pytest.raises(SlotFault) as caught:
             run.execute()
     return str(caught.value)
@@ -182,7 +183,7 @@ def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() ->
         device: Any = stage.device
         resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
         copy = device.copy
-        device.copy = lambda target, source: (device.copies.delay(0.002), copy(target, source))
+        device.copy = lambda *parts: (device.copies.delay(0.002), copy(*parts))
         slow = real_run(
             world, world.plan("previous-token"), stage, predictions, check=True, keep_outputs=True
         ).execute()
@@ -225,12 +226,116 @@ def test_a_demand_overtakes_a_prefetch_at_its_chunk_boundary() -> None:
         land = run.link._land
         run.link._land = lambda transfer: (order.append(transfer.expert), land(transfer))  # type: ignore[method-assign]
         copy = device.copy
-        device.copy = lambda target, source: (device.copies.delay(0.002), copy(target, source))
+        device.copy = lambda *parts: (device.copies.delay(0.002), copy(*parts))
         outcome = run.execute()
     assert order.index(0) <= 1, "the demand waited for more than the prefetch that was under way"
     assert sorted(order) == list(range(7))
     assert outcome.log.counters.prefetch_bytes == [0, 6 * SIZE]
     assert outcome.log.counters.demand_bytes == [0, SIZE]
+
+
+class Recorded:
+    """A link whose copies are written down, ``(expert, begin, end)``, instead of made."""
+
+    def __init__(self, slots: int, chunks: int = 1, size: int = SIZE) -> None:
+        from realrun.device_cache import DeviceCache
+        from realrun.host_store import HostStore
+        from realrun.link import CopyLink
+        from sim.clock import Clock
+        from sim.log import Counters
+        from sim.terms import Slots
+
+        self.device: Any = HostDevice()
+        cache = DeviceCache(self.device, size, 1, 8, Slots((slots * size,), (0,)))
+        store = HostStore(self.device, 8, size)
+        self.link = CopyLink(Clock(), cache, store, self.device, chunks, "preemptive", Counters())
+        self.copies: list[tuple[int, int, int]] = []
+        expert_of = {store.expert(expert).data_ptr(): expert for expert in range(8)}
+        self.device.copy = lambda target, source, begin, end: self.copies.append(
+            (expert_of[source.data_ptr()], begin, end)
+        )
+
+
+def test_every_demand_of_a_call_is_handed_over_at_once_or_as_many_as_keep_the_link_busy() -> None:
+    recorded = Recorded(slots=8)
+    recorded.link._ahead = SIZE  # one expert keeps it busy
+    for expert in (3, 1, 2):
+        recorded.link.demand(expert)
+    recorded.link.kick(some=True)
+    assert recorded.copies == [(3, 0, SIZE)]
+    recorded.link.kick()
+    assert recorded.copies == [(3, 0, SIZE), (1, 0, SIZE), (2, 0, SIZE)]
+    recorded.device.close()
+
+
+def test_a_long_demand_ends_in_a_short_copy_only_where_a_prefetch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realrun.link.LONG_BYTES", SIZE // 2)
+    recorded = Recorded(slots=8, chunks=4)
+    piece = recorded.link._piece
+    recorded.link.demand(0)
+    recorded.link.kick()
+    recorded.link.demand(1)
+    recorded.link.request(2, 5, 0)
+    recorded.link._ahead = 0
+    recorded.link.kick()
+    assert recorded.copies == [(0, 0, SIZE), (1, 0, SIZE - piece), (1, SIZE - piece, SIZE)]
+    recorded.device.close()
+
+
+@FEW
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=12))
+def test_what_is_handed_over_of_an_expert_is_all_of_it_once_and_in_order(
+    chunks: int, wishes: list[tuple[int, bool]]
+) -> None:
+    recorded = Recorded(slots=8, chunks=chunks)
+    recorded.link._ahead = 2 * recorded.link._piece
+    for call, (expert, demand) in enumerate(wishes, 1):
+        if recorded.link.slots.state[expert] == 2:
+            continue
+        if demand:
+            recorded.link.demand(expert)
+        else:
+            recorded.link.request(expert, 1000, call)
+        recorded.link.kick(some=bool(call % 2))
+    deadline = time.monotonic() + 10
+    while (recorded.link.transfers or recorded.link.moving) and time.monotonic() < deadline:
+        recorded.link.kick()
+        recorded.link.poll()
+    for expert in {expert for expert, _ in wishes}:
+        ends = [0]
+        for begin, end in [(begin, end) for other, begin, end in recorded.copies if other == expert]:
+            assert begin == ends[-1] < end
+            ends.append(end)
+        assert ends[-1] == SIZE
+    assert recorded.link.busy_ns >= 0 and not recorded.link._handed
+    recorded.device.close()
+
+
+def test_a_kernel_launched_directly_gets_what_the_dispatched_one_got() -> None:
+    from realrun.direct import Direct
+
+    class Compiled:
+        function, packed_metadata = 77, (4, 1, 0)
+
+        def run(self, *arguments: Any) -> None:
+            launched.append(arguments)
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            def dispatch(*arguments: Any, num_warps: int, **constants: Any) -> Compiled:
+                launched.append((grid, arguments, constants, num_warps))
+                return Compiled()
+
+            return dispatch
+
+    launched: list[Any] = []
+    direct = Direct(Kernel())
+    direct.dispatched((5, 2), (1, 2, 3), HIDDEN=64, GATED=True, num_warps=4)
+    direct.launch((6, 3), 99, (4, 5, 6))
+    assert launched == [
+        ((5, 2), (1, 2, 3), {"HIDDEN": 64, "GATED": True}, 4),
+        (6, 3, 1, 99, 77, (4, 1, 0), None, None, None, 4, 5, 6, 64, True),
+    ]
 
 
 def test_work_beside_the_step_delays_requests_and_on_the_path_the_step() -> None:
