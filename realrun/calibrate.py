@@ -1,5 +1,6 @@
 """Measure a machine and write its profile: what the simulator's ``--hardware`` loads."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -94,7 +95,9 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
     profile["software"] = _software(starts, blocks, source)
     if machine.cuda:
         details["loop_us"] = _loops(machine, models, profile, source)
-    profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source))
+    profile["lookups"], details["lookups"] = _step(
+        "look-ups", lambda: _lookups(machine, effort, source, profile["gpu"])
+    )
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
     seconds = time.monotonic() - begin
@@ -240,11 +243,14 @@ def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
     }
 
 
-def _lookups(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:
+def _lookups(machine: Machine, effort: Effort, source: str, gpu: Table) -> tuple[Table, Table]:
     tables, details = Table(), Table()
+    read = gpu["bandwidth_gbps"]["value"] * gpu["bandwidth_fraction"]["value"]
+    product = gpu["tflops"]["value"] * gpu["tflops_fraction"]["value"] * 1e3
     places: tuple[tuple[Where, int], ...] = (("gpu", 2), ("host", 4))
     for where, element_bytes in places:
-        costs = lookup_costs(machine, where, effort.tables)
+        most = (read, product) if where == "gpu" and machine.cuda else (math.inf, math.inf)
+        costs = lookup_costs(machine, where, effort.tables, most)
         tables[where] = _costs(costs, element_bytes, source)
         details[where] = {
             "search_us": {way: spread(times) for way, times in costs.searches.items()},

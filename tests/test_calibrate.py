@@ -77,6 +77,14 @@ def test_a_line_never_falls_below_nothing() -> None:
     assert through_nothing.fixed_ns == 0 and through_nothing.rate > 0
 
 
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6)), min_size=2, max_size=6), st.floats(0.1, 100))
+def test_no_rate_goes_beyond_what_the_place_reaches(points: list[tuple[float, float]], most: float) -> None:
+    line = Line.through(points, most)
+    assert 0 < line.rate <= most * (1 + 1e-9) and line.fixed_ns >= 0
+    if Line.through(points).rate <= most:
+        assert line == Line.through(points)
+
+
 def test_timings_are_medians_within_their_spread() -> None:
     timing = Timing.of([5, 1, 9, 3, 7])
     assert (timing.ns, timing.runs) == (5, 5)

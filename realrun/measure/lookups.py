@@ -5,6 +5,7 @@ for the bytes that are read (search, net) or the products that are taken (cluste
 line through the relative times, so that small sizes count as much as large ones.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,8 +35,11 @@ class Line:
     worst: float
 
     @staticmethod
-    def through(points: Sequence[tuple[float, float]]) -> "Line":
-        """The line through (work, ns) points, neither number below 0, that misses least in relative terms."""
+    def through(points: Sequence[tuple[float, float]], most: float = math.inf) -> "Line":
+        """The line through (work, ns) points that misses least in relative terms.
+
+        Neither number is below 0, and the rate is at most ``most``: sizes that hardly differ in time say nothing of it.
+        """
         work, ns = np.array(points, float).T
         # Dividing by the time makes each residual relative.
         (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / ns, work / ns], 1), np.ones(len(ns)), rcond=None)
@@ -43,6 +47,9 @@ class Line:
             fixed, slope = float(ns.max()), 0.0
         elif fixed < 0:
             fixed, slope = 0.0, float(np.mean(ns / work))
+        if slope * most < 1:
+            slope = 1 / most
+            fixed = max(0.0, float(np.sum((ns - slope * work) / ns**2) / np.sum(1 / ns**2)))
         missed = np.abs((fixed + slope * work) / ns - 1)
         return Line(float(fixed), float(1 / max(slope, 1e-9)), float(missed.max()))
 
@@ -62,8 +69,16 @@ class Costs:
     """Which way of searching is charged: the fastest over all sizes together."""
 
 
-def lookup_costs(machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES) -> Costs:
-    """Time all three at every size, on the device of ``machine`` or on its host."""
+def lookup_costs(
+    machine: Machine,
+    where: Where,
+    tables: Sequence[tuple[int, int]] = TABLES,
+    most: tuple[float, float] = (math.inf,) * 2,
+) -> Costs:
+    """Time all three at every size, on the device of ``machine`` or on its host.
+
+    ``most`` are bytes and FLOP a nanosecond that the place reaches at all.
+    """
     searches = search_times(machine, where, tables)
     how = min(searches, key=lambda way: sum(np.log(timing.ns) for timing in searches[way].values()))
     size = 2 if where == "gpu" else 4
@@ -76,8 +91,8 @@ def lookup_costs(machine: Machine, where: Where, tables: Sequence[tuple[int, int
         {way: {f"{n} x {dims}": timing for (n, dims), timing in times.items()} for way, times in searches.items()},
         {f"{rows} x {dims}, {CENTRES} centres, an iteration": timing for (rows, dims), timing in clustered.items()},
         {" - ".join(map(str, net)): timing for net, timing in nets.items()},
-        Line.through(search),
-        Line.through(cluster),
+        Line.through(search, most[0]),
+        Line.through(cluster, most[1]),
         Line.through(network),
         how,
     )
