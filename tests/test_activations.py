@@ -238,3 +238,5 @@ def test_each_match_is_charged_at_the_collections_size(world: World) -> None:
     expected = [setting.software.search_ns(setting.hardware, entries, width, n) for n in rows.tolist()]
     assert plan.prediction.ns.tolist() == np.repeat(expected, work.n_layers - 1).tolist()
     assert plan.gpu_bytes == setting.software.table_bytes(entries * width)
+    few = world.plan("moe-infinity", {"capacity": 1})
+    assert few.gpu_bytes == setting.software.table_bytes(width), "a collection of one takes the memory of one"

@@ -1,5 +1,6 @@
 """Expert maps: both searches, the threshold and the replacement beside brute force, and what FineMoE makes of them."""
 
+import dataclasses
 import math
 from collections import defaultdict
 
@@ -229,6 +230,7 @@ def test_prefetches_and_values_are_those_of_brute_force(world: World, distance: 
     plan = world.plan("finemoe", {"distance": distance})
     requests, values = plan.requests, plan.values
     assert requests is not None and values is not None
+    assert plan.eviction == "score-lfu", "the largest 1 / (p x frequency) goes"
     moment = np.repeat(requests.moment, np.diff(requests.offsets))
     made = zip(moment.tolist(), requests.call.tolist(), requests.expert.tolist(), strict=True)
     assert dict(zip(made, requests.priority.tolist(), strict=True)) == wishes
@@ -254,6 +256,22 @@ def test_each_search_is_charged_beside_the_step(world: World, distance: int) -> 
     assert dict(zip(plan.prediction.moment.tolist(), plan.prediction.ns.tolist(), strict=True)) == cost
     numbers = entries * (setting.model.hidden + work.n_layers * work.n_experts)
     assert plan.gpu_bytes == setting.software.table_bytes(numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "distance"), [("mixtral-8x7b", 3), ("phi-3.5-moe", 4), ("qwen1.5-moe-a2.7b", 6), ("any", 3)]
+)
+def test_each_models_distance_is_the_papers(name: str, distance: int) -> None:
+    rng = np.random.default_rng(0)
+    trace = make_trace(
+        rng.random((4, 8, 4)).argsort(axis=2)[:, :, :2], n_experts=4,
+        embeddings=rng.integers(-9, 10, (4, 9, 2)).astype(np.int8), embedding_scale=np.ones(9, np.float32),
+        probs=rng.integers(0, 200, (4, 8, 4)).astype(np.uint8), meta=ABOUT,
+    )  # fmt: skip
+    model, machine = dataclasses.replace(toy_model(8, 4, 2, (1_000,) * 8), name=name), toy_machine()
+    world = World(trace, model, machine, 1, workload(trace, model, machine, batched(trace, 1)), 99_000)
+    made, said = (world.plan("finemoe", values).prediction.moment.tolist() for values in ({}, {"distance": distance}))
+    assert made == said != world.plan("finemoe", {"distance": distance + 1}).prediction.moment.tolist()
 
 
 # -- wishes ------------------------------------------------------------------------------------------------------------

@@ -161,7 +161,10 @@ def test_the_ring_of_se_moe_holds_two_layers_of_the_largest() -> None:
     trace = make_trace([[[0], [0], [0]]], n_experts=2)
     model, machine = toy_model(3, 2, 1, (10, 30, 20)), toy_machine()
     world = World(trace, model, machine, 1, workload(trace, model, machine, batched(trace, 1)), 1_000)
-    assert world.plan("se-moe").most_bytes == 2 * (30 + 20)
+    plan = world.plan("se-moe")
+    assert plan.most_bytes == 2 * (30 + 20)
+    assert plan.discipline == "fifo"
+    assert sum(run_of(world, plan).log().counters.prefetch_bytes) == 2 * (10 + 30 + 20), "every layer whole"
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ def test_cache_moe_asks_for_what_the_next_gate_names_first(speculate: int) -> No
                     expected.add((step * 4 + layer, step * 3 + layer, layer * 6 + expert))
     plan = world.plan("cache-moe", {"speculate": speculate})
     assert asked(plan) == expected
-    assert plan.per_layer and plan.eviction == "lru"
+    assert plan.per_layer and plan.eviction == "lru" and plan.discipline == "demand-first"
     if not speculate:
         plain = world.plan("lru", {"scope": "layer"})
         one, other = (dataclasses.replace(p, discipline="fifo") for p in (plan, plain))
@@ -207,7 +210,11 @@ def test_pregated_moe_is_told_the_next_layer_and_no_more() -> None:
         for expert in world.work.expert[world.work.offsets[call] : world.work.offsets[call + 1]].tolist():
             if layer:
                 expected.add((step * 4 + layer, call, expert))
-    assert asked(world.plan("pregated-moe")) == expected
+    plan, cached = world.plan("pregated-moe"), world.plan("pregated-moe", {"cache": "lfu"})
+    assert asked(plan) == asked(cached) == expected
+    assert plan.discipline == cached.discipline == "fifo", "one thread copies in order of issue"
+    assert (plan.keep, plan.most_bytes) == (False, 2 * 6 * 50_000), "two buffers of a layer each"
+    assert (cached.keep, cached.most_bytes, cached.eviction) == (True, 0, "lfu")
     kind = policy_class("pregated-moe")
     assert kind.foresight == 1 and not kind.clairvoyant and "look-ahead" in kind.summary
     with pytest.raises(PermissionError, match="declares foresight"):
