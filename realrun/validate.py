@@ -166,7 +166,12 @@ def _both(
     """One plan, executed in simulated time and on the device; None if that was interrupted."""
     plan, parameters = plan_for(here, name, values)
     simulated = simulate(here, plan, name, parameters, values)
-    measured = run(here, plan, rig, policy=name, parameters=parameters, given=values, check=check, stop=stop)
+    try:
+        measured = run(here, plan, rig, policy=name, parameters=parameters, given=values, check=check, stop=stop)
+    except KeyboardInterrupt:  # before its first step was over
+        if not stop():
+            raise
+        return None
     return (simulated, measured) if measured.settings["complete"] else None
 
 
