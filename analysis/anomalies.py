@@ -20,10 +20,10 @@ from analysis.sheets import Sheet, number, percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACCURACIES = tuple(round(0.01 * i, 2) for i in range(101))
+ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
 SEEDS = 4
 _COLUMNS = 2
-_SHOWN = 10
+_SHOWN = 5
 """Every so many accuracies stand in the table."""
 LARGER = "50%"
 """A second cache size: one that holds what a token takes over all layers, and room to spare."""
