@@ -48,9 +48,19 @@ class Claim(_Record):
             return f"up to {self.high}" if self.low is None else f"from {self.low}"
         return f"{self.low}" if self.low == self.high else f"{self.low}–{self.high}"
 
+    @property
+    def least(self) -> float:
+        """The lower end of the range. An "up to" is held to the one number that it names, and so is a "from"."""
+        return float(self.low if self.low is not None else self.high or 0.0)
+
+    @property
+    def most(self) -> float:
+        """The upper end of the range, likewise."""
+        return float(self.high if self.high is not None else self.low or 0.0)
+
     def meets(self, low: float, high: float) -> bool:
         """Whether the range and the interval [low, high] have a value in common."""
-        return (self.high is None or low <= self.high) and (self.low is None or self.low <= high)
+        return low <= self.most and self.least <= high
 
 
 class Point(_Record):

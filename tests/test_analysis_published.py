@@ -40,7 +40,9 @@ def test_a_claim_meets_an_interval_that_shares_a_value_with_it() -> None:
     assert both.meets(1.0, 1.2) and both.meets(1.3, 1.31) and both.meets(1.0, 2.0)
     assert not both.meets(1.0, 1.19) and not both.meets(1.41, 2)
     above = Claim(figure="T", where="s", metric="throughput", model="m", over="o", low=1.2)
-    assert above.meets(5, 6) and not above.meets(0.5, 1.1) and above.text == "from 1.2"
+    assert above.meets(1.1, 1.3) and not above.meets(5, 6) and not above.meets(0.5, 1.1) and above.text == "from 1.2"
+    up_to = Claim(figure="T", where="s", metric="throughput", model="m", over="o", high=2.25)
+    assert not up_to.meets(1.0, 1.2), "a number far below is not what 'up to' reports"
 
 
 @pytest.mark.parametrize("wrong", [{}, {"low": 2.0, "high": 1.0}, {"low": 1.0, "step": "s"}, {"low": 0.0}])

@@ -204,12 +204,11 @@ def verdict(claim: Claim, ratio: Data) -> str:
     """Whether the claim lies inside the simulated interval, and if not on which side, or beyond what is possible."""
     if ratio["low"] is None:
         return NOTHING
-    if claim.low is not None and ratio.get("most") is not None and claim.low > ratio["most"]:
+    if ratio.get("most") is not None and claim.least > ratio["most"]:
         return "impossible"
     if claim.meets(ratio["low"], ratio["high"]):
         return "inside"
-    lower = claim.high is not None and claim.high < ratio["low"]
-    return "lower" if lower else "higher"
+    return "lower" if claim.most < ratio["low"] else "higher"
 
 
 def _ratios(data: Data, metric: str) -> Sheet:
