@@ -249,7 +249,7 @@ def _lookups(machine: Machine, effort: Effort, source: str, gpu: Table) -> tuple
     product = gpu["tflops"]["value"] * gpu["tflops_fraction"]["value"] * 1e3
     places: tuple[tuple[Where, int], ...] = (("gpu", 2), ("host", 4))
     for where, element_bytes in places:
-        most = (read, product) if where == "gpu" and machine.cuda else (math.inf, math.inf)
+        most = (read, product) if where == "gpu" else (math.inf, math.inf)
         costs = lookup_costs(machine, where, effort.tables, most)
         tables[where] = _costs(costs, element_bytes, source)
         details[where] = {
