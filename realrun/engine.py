@@ -161,6 +161,9 @@ class RealRun(Loop):
         if (schedule.phase == PREFILL).any():
             longest = int(rows[schedule.phase == PREFILL].max())
             self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), prompt=True)
+        prediction = self.plan.prediction
+        self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
+        self.device.synchronize()
         if self.plan.everything_resident:
             for expert in range(self.work.n_layers * self.work.n_experts):
                 self.link.demand(expert)

@@ -2,11 +2,13 @@
 
 A plan says how many nanoseconds a prediction takes by the software profile of the run. Here that becomes a look-up that
 reads as many bytes as the profile's formula turns into those nanoseconds, a matrix-vector product over table entries
-and the choice of the nearest, on the GPU or on the host as the profile has it; the host waits for its answer.
+and the choice of the nearest, on the GPU or on the host as the profile has it; the host waits for its answer. On a GPU
+with Triton that is this project's own look-up kernel as a CUDA graph, elsewhere two operations of torch.
 """
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from realrun.device import Device, Event
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _TABLE_BYTES = 64 * 2**20
 _NEAREST = 8
+_STEP = 64
+"""Sizes of look-ups that are made ready are multiples of so many entries."""
 
 
 class Predictions:
@@ -38,6 +42,27 @@ class Predictions:
         self._table = torch.randn(entries, dims, device=where).to(kind)
         self._query = torch.ones(dims, dtype=kind, device=where)
         self._answer = device.small(_NEAREST)
+        self._ready: dict[int, Callable[[], Any]] = {}
+
+    def prepare(self, costs: Iterable[int]) -> None:
+        """Make the kernels of look-ups of these ns ready, where they can be used; nothing may be running meanwhile."""
+        if not self.on_gpu or self._device.torch_device.type != "cuda":
+            return
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return
+        from realrun.lookup import Fused
+
+        for count in sorted({self._size(ns) for ns in costs if ns} - set(self._ready)):
+            if count <= len(self._table):
+                fused = Fused(self._table[:count].unsqueeze(0), _NEAREST)
+                fused.query.copy_(self._query)
+                self._ready[count] = fused.graph()
+
+    def _size(self, ns: int) -> int:
+        """``entries`` as they are made ready."""
+        return -(-self.entries(ns) // _STEP) * _STEP
 
     def entries(self, ns: int) -> int:
         """How many entries a look-up of ``ns`` nanoseconds reads, at least as many as it chooses."""
@@ -48,7 +73,7 @@ class Predictions:
         count = self.entries(ns)
         if self.on_gpu:
             stream = self._device.compute if critical else self._device.aside
-            stream.launch(self._on_stream, stream, count)
+            stream.launch(self._on_stream, stream, count, self._ready.get(self._size(ns)))
             return stream.record()
         done = _Done()
         if critical:
@@ -58,14 +83,16 @@ class Predictions:
             threading.Thread(target=self._beside, args=(count, done), daemon=True).start()
         return done
 
-    def _on_stream(self, stream: Any, count: int) -> None:
-        torch = the_torch()
+    def _on_stream(self, stream: Any, count: int, ready: "Callable[[], Any] | None") -> None:
         inner = getattr(stream, "stream", None)
         if inner is None:
             self._search(count)
             return
-        with torch.cuda.stream(inner):
-            self._search(count)
+        with the_torch().cuda.stream(inner):
+            if ready is None:
+                self._search(count)
+            else:
+                self._answer.copy_(ready()[1][0], non_blocking=True)
 
     def _search(self, count: int) -> None:
         while count > 0:

@@ -52,6 +52,8 @@ def real_plans(draw: st.DrawFn) -> tuple[World, Plan]:
     plan = arbitrary_plan(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), world, draw(st.integers(0, 30)))
     if not world.fits(plan):
         plan = dataclasses.replace(plan, host=None)
+    if not world.with_room(plan).fits(plan):
+        plan = dataclasses.replace(plan, most_bytes=0)
     return world.with_room(plan), plan
 
 
