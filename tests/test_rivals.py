@@ -255,8 +255,11 @@ def test_fiddler_keeps_the_popular_and_runs_the_rest_on_the_host() -> None:
 def test_fiddlers_host_profile_is_what_its_parameters_say() -> None:
     world = small()
     copy = world.hardware.copy_ns(50_000)
-    host = world.plan("fiddler").host
-    assert host is not None
+    plan, after = world.plan("fiddler"), world.plan("fiddler", {"beside": False})
+    host = plan.host
+    assert host is not None and after.host is not None
+    assert not plan.keep, "a copied expert is used and dropped"
+    assert (host.beside, after.host.beside) == (True, False)
     assert host.read_ns.tolist() == [-(-50_000 // 63.8)] * 3  # 63.8 GB/s are 63.8 bytes a nanosecond
     assert host.shared_ns.tolist() == [-(-50_000 // 54)] * 3
     assert host.row_ns.tolist() == [-(-copy // 10)] * 3
