@@ -311,6 +311,29 @@ def test_what_is_handed_over_of_an_expert_is_all_of_it_once_and_in_order(
     recorded.device.close()
 
 
+def test_a_copy_by_the_driver_moves_the_bytes_from_begin_to_end_or_says_why_not() -> None:
+    import ctypes
+    from types import SimpleNamespace
+
+    from realrun.device import CudaDevice
+
+    def copy(there: int, here: int, size: int, stream: int) -> int:
+        ctypes.memmove(there, here, size)
+        return 0 if stream == 5 else 700
+
+    device = CudaDevice.__new__(CudaDevice)
+    vars(device).update(_to_device=copy, copies=SimpleNamespace(stream=SimpleNamespace(cuda_stream=5)))
+    here, there = torch.arange(1, 9, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
+    device.copy(there, here, 8, 24)
+    assert there.tolist() == [0, 2, 3, 0, 0, 0, 0, 0]
+    device.copy(there[4:], here[4:])
+    assert there.tolist() == [0, 2, 3, 0, 5, 6, 7, 8]
+    device.copies.stream.cuda_stream = 6
+    vars(device)["torch_device"] = "cuda:0"
+    with pytest.raises(RunError, match="copy of 64 bytes to cuda:0: CUDA error 700"):
+        device.copy(there, here)
+
+
 def test_a_kernel_launched_directly_gets_what_the_dispatched_one_got() -> None:
     from realrun.direct import Direct
 
