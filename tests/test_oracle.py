@@ -224,3 +224,14 @@ def test_draws_follow_the_seed() -> None:
 
     np.testing.assert_array_equal(requests(7), requests(7))
     assert requests(7).tolist() != requests(8).tolist()
+
+
+@pytest.mark.parametrize(("ahead", "points"), [(1, [0, 1, 2]), (2, [0, 0, 1]), (0, [0, 0, 0])])
+def test_guesses_are_asked_for_so_many_layers_ahead(ahead: int, points: list[int]) -> None:
+    trace = make_trace([[[0], [1], [2]]], n_experts=3)
+    model, machine = toy_model(3, 3, 1, (1_000,) * 3), toy_machine()
+    world = World(trace, model, machine, 1, handmade([[[0], [1], [2]]], 3), 4_000)
+    requests = world.plan("oracle", {"ahead": ahead}).requests
+    assert requests is not None
+    made = np.repeat(requests.moment, np.diff(requests.offsets)).tolist()
+    assert sorted(zip(requests.call.tolist(), made, strict=True)) == list(enumerate(points))
