@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 _TABLE_BYTES = 64 * 2**20
+"""Of a table on the host; four times as much on the GPU. What is larger is read several times."""
+_MOST_READY = 2**14
+"""Entries of a look-up that is made ready: of a longer one the launches are no matter."""
 _NEAREST = 8
 _STEP = 64
 """Sizes of look-ups that are made ready are multiples of so many entries."""
@@ -38,9 +41,11 @@ class Predictions:
         self._entries_a_ns = bandwidth / 1e9 / (dims * software.element_bytes)
         kind = torch.bfloat16 if self.on_gpu else torch.float32
         where = device.torch_device if self.on_gpu else torch.device("cpu")
-        entries = max(_NEAREST, _TABLE_BYTES // (dims * software.element_bytes))
+        size = _TABLE_BYTES * (4 if self.on_gpu else 1)
+        entries = max(_NEAREST, size // (dims * software.element_bytes))
         self._table = torch.randn(entries, dims, device=where).to(kind)
         self._query = torch.ones(dims, dtype=kind, device=where)
+        self._scores = torch.empty(entries, dtype=kind, device=where)
         self._answer = device.small(_NEAREST)
         self._ready: dict[int, Callable[[], Any]] = {}
 
@@ -55,7 +60,7 @@ class Predictions:
         from realrun.lookup import Fused
 
         for count in sorted({self._size(ns) for ns in costs if ns} - set(self._ready)):
-            if count <= len(self._table):
+            if count <= min(_MOST_READY, len(self._table)):
                 fused = Fused(self._table[:count].unsqueeze(0), _NEAREST)
                 fused.query.copy_(self._query)
                 self._ready[count] = fused.graph()
@@ -95,11 +100,13 @@ class Predictions:
                 self._answer.copy_(ready()[1][0], non_blocking=True)
 
     def _search(self, count: int) -> None:
-        while count > 0:
-            part = self._table[: max(_NEAREST, min(count, len(self._table)))]
-            nearest = torch_topk(part @ self._query)
-            count -= len(part)
-        self._answer.copy_(nearest, non_blocking=True)
+        torch = the_torch()
+        while count > len(self._table):
+            torch.mv(self._table, self._query, out=self._scores)
+            count -= len(self._table)
+        last = max(_NEAREST, count)
+        torch.mv(self._table[:last], self._query, out=self._scores[:last])
+        self._answer.copy_(torch_topk(self._scores[:last]), non_blocking=True)
 
     def _beside(self, count: int, done: "_Done") -> None:
         with the_torch().no_grad():

@@ -20,7 +20,7 @@ from traces.files import atomic_path
 HEADINGS = (
     "policy", "cache", "tokens/s sim", "measured", "error", "hits sim", "measured", "late sim", "measured",
     "misses sim", "measured", "GB/token sim", "measured", "TTFT error", "TPOT p95 error", "largest part error",
-    "link used",
+    "link used", "while busy",
 )  # fmt: skip
 LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
 
@@ -36,6 +36,8 @@ class Record:
     """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
     link_used: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """The share of the link's own peak at which each measured run moved its bytes."""
+    link_rate: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """The same while anything was on its way."""
     left_out: list[str] = field(default_factory=list)
     """Policies that could not run, and why."""
     baselines: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Record:
         parts = [found[part] for part in PARTS if matters(found[part], list(found.values()))]
         worst = max(parts, key=lambda row: 1.0 if row.error is None else abs(row.error), default=None)
         cells.append("–" if worst is None else f"{worst.component} {_percent(worst.error, '+')}")
-        return [*cells, _percent(self.link_used.get((policy, cache)))]
+        return [*cells, *(_percent(share.get((policy, cache))) for share in (self.link_used, self.link_rate))]
 
     def details(self, components: Sequence[str]) -> list[list[str]]:
         """One line for each pair: of each component, in milliseconds, simulated, measured and the error."""
@@ -121,8 +123,8 @@ class Record:
         lines += [_cells(HEADINGS), _cells(["---"] * len(HEADINGS)), *map(_cells, self.lines()), ""]
         lines += [
             "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share",
-            "of what copies of one expert in a row reach. The largest error of a part leaves out parts below 1 % of",
-            "the time.",
+            "of what copies of one expert in a row reach; while busy: over the time in which copies were under way, by",
+            "the host's clock. The largest error of a part leaves out parts below 1 % of the time.",
             "",
         ]
         for title, components in _DETAILS:

@@ -106,8 +106,9 @@ def run(
 
     The report is the simulator's with clock "measured": compute is device time between events around the kernels,
     stalls are the computing stream's waits for copies, prediction is host time until its answer, and what is left of
-    the run is "other", the loop's own overhead. A run that ``stop`` ended early says so in ``settings.complete`` and in
-    a note, and reports the steps that were finished.
+    the run is "other", the loop's own overhead. ``settings.link_busy_ms`` is how long copies were under way in decode.
+    A run that ``stop`` ended early says so in ``settings.complete`` and in a note, and reports the steps that were
+    finished.
 
     Raises KeyboardInterrupt if that was before the first step was over, InputError for what the device cannot hold,
     SlotFault where a check finds a wrong, stale or half-copied expert, RunError where the device does not go on.
@@ -121,6 +122,7 @@ def run(
     execution = Execution(outcome.log, "simpy", _notes(rig, scene, outcome))
     report = describe(measured, plan, policy, parameters or {}, given or {}, execution, terms)
     settings = {**report.settings, "engine": "streams", "complete": outcome.complete, "checked": outcome.checked}
+    settings["link_busy_ms"] = outcome.link_busy_ns / 1e6
     return replace(
         report, clock="measured", settings=settings, provenance={**report.provenance, **_machine(rig)},
     )  # fmt: skip

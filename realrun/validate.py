@@ -192,6 +192,8 @@ def _add(record: Record, cache: str, label: str, simulated: Report, measured: Re
     size = here.model.expert_bytes[0]
     in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
     record.link_used[label, cache] = moved / seconds / in_a_row if seconds else None
+    busy = measured.settings["link_busy_ms"] / 1e3
+    record.link_rate[label, cache] = moved / busy / in_a_row if busy else None
 
 
 def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
