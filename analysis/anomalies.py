@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.runs import Design, Outcome, run
 from analysis.sheets import Sheet, number, percent
@@ -132,7 +133,7 @@ def draw(data: Data, figure: "Figure") -> None:
     models = data["models"]
     rows = -(-len(models) // _COLUMNS)
     figure.set_size_inches(9, 3.6 * rows)
-    axes: Any = figure.subplots(rows, _COLUMNS, squeeze=False).flat
+    axes: Any = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
     accuracies = np.array(data["accuracies"])
     for ax, model in zip(axes, models, strict=False):
         for index, row in enumerate(np.array(model["tokens_per_s"])):
@@ -152,7 +153,7 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.set_xlabel("accuracy of the prediction")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("tokens/s")
-    axes[0].legend(fontsize=7)
+    legend(figure, axes)
 
 
 EXPERIMENT = Experiment(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
 from analysis.runs import spread
@@ -238,7 +239,7 @@ def draw(data: Data, figure: "Figure") -> None:
         below.set_xlabel("routed layer, predicted right before it")
     axes[0][0].set_ylabel("recall")
     axes[1][0].set_ylabel("recall")
-    axes[0][0].legend(fontsize=7)
+    legend(figure, axes.flat)
 
 
 EXPERIMENT = Experiment(

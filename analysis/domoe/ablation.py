@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.bootstrap import hit_ratio, throughput_ratio
 from analysis.domoe.overall import verdict
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import Design, run
@@ -133,7 +134,7 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.set_title(model, fontsize=9)
         ax.grid(alpha=0.3, axis="y")
     axes[0].set_ylabel("tokens/s")
-    axes[0].legend(fontsize=7)
+    legend(figure, axes)
 
 
 EXPERIMENT = Experiment(

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.bootstrap import throughput_ratio
 from analysis.domoe.overall import CHOICES, DOMOE, ENTRIES
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import ALL, domoe
 from analysis.runs import Design, Outcome, replayed_design, spread
@@ -108,7 +109,7 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.set_xlabel("cache, % of all experts")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("DoMoE's tokens/s over another's")
-    axes[0].legend(fontsize=7)
+    legend(figure, axes)
 
 
 EXPERIMENT = Experiment(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import spread
@@ -199,7 +200,7 @@ def draw(data: Data, figure: "Figure") -> None:
                 ax.set_ylabel(label)
         axes[0][column].set_title(f"{entry['model']} (small, trained)", fontsize=9)
         axes[1][column].set_xlabel("routed layer that is predicted")
-    axes[0][0].legend(fontsize=8)
+    legend(figure, axes.flat)
 
 
 EXPERIMENT = Experiment(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,18 @@ def _measured(suite: Suite) -> Data | None:
 
 
 def _record(suite: Suite) -> Data | None:
-    """The capture's own statistics (``capture --statistics``), from whole embeddings, if they lie beside the traces."""
-    first = Path(suite.sources[0].path)
-    path = first.with_name(f"{first.stem.partition('_')[0]}_routing.json")
-    return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else None
+    """The capture's own statistics (``capture --statistics``), from whole embeddings, if there are any of this model.
+
+    They are looked for beside the traces and among the bundled ones, by the hash of the model's checkpoint.
+    """
+    checkpoint = kept(suite.sources[0].path).meta.get("captured", {}).get("checkpoint_sha256")
+    bundled = Path(str(resources.files("traces")))
+    for folder in (Path(suite.sources[0].path).parent, bundled, bundled / "records"):
+        for path in sorted(folder.glob("*_routing.json")):
+            record = json.loads(path.read_text("utf-8"))
+            if checkpoint and record.get("captured", {}).get("checkpoint_sha256") == checkpoint:
+                return dict(record)
+    return None
 
 
 def sheets(data: Data) -> list[Sheet]:
@@ -85,14 +94,15 @@ def sheets(data: Data) -> list[Sheet]:
         if entry["adjacent_in_full"] is not None:
             whole = np.array(entry["adjacent_in_full"])
             rows.append([f"{entry['model']}, in full", *_adjacent(whole), *[""] * len(_APART)])
+    stored = [f"{entry['model']}: {entry['stored_as']}" for entry in data["models"]]
     notes = (
         "Mean over decode tokens of the cosine of two layers' router inputs, that is after each layer's norm, as a "
         "predictor reads them. The paper does not say whether its embeddings are taken before or after that norm; "
         "before it, the residual stream that all layers add to keeps neighbours more alike. The first pair is apart: "
         "the first router sees little but the token's own embedding.",
         "Simulated are small trained models of the named topologies. Stored embeddings are projected "
-        f"({data['models'][0]['stored_as']}), which leaves out where vectors differ least predictably and so raises "
-        "the cosine; in full is what the capture measured before projecting.",
+        f"({'; '.join(stored)}), which leaves out where vectors "
+        "differ least predictably and so raises the cosine; in full is what the capture measured before projecting.",
     )
     columns = ["", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
     return [Sheet("Figure 2: cosine of one token's embeddings at two layers", columns, rows, notes)]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.drawing import legend
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import Design, run
@@ -104,14 +105,14 @@ def draw(data: Data, figure: "Figure") -> None:
             there = np.array([point for point in points if point[1] is not None])
             if len(there):
                 ax.plot(*there.T, "k^--", lw=0.8, label="published")
-            ax.set_ylim(bottom=0)
+            highest = max(float(np.max(line.get_ydata())) for line in ax.lines)
+            ax.set_ylim(0, 1 if what == "hit_ratio" else 1.1 * highest)
             ax.grid(alpha=0.3)
             if column == 0:
                 ax.set_ylabel(label)
         axes[0][column].set_title(model, fontsize=9)
         axes[1][column].set_xlabel("entries of a domain's table")
-    axes[0][0].legend(fontsize=7)
-    axes[1][0].legend(fontsize=7)
+    legend(figure, axes.flat)
 
 
 EXPERIMENT = Experiment(
