@@ -112,6 +112,7 @@ _COLUMNS: tuple[_Column, ...] = (
     # header, shown on narrow terminals too, text
     ("tokens/s", True, lambda r: number(r.tokens_per_s, 3)),
     ("hit", True, lambda r: percent(r.decode.hit_ratio)),
+    ("prefetched", False, lambda r: percent(_share(r.decode.prefetch_hits, r.decode.lookups))),
     ("late", True, lambda r: percent(r.decode.late_ratio)),
     ("miss", True, lambda r: percent(r.decode.miss_ratio)),
     ("GiB/token", True, lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–"),
@@ -123,7 +124,11 @@ _COLUMNS: tuple[_Column, ...] = (
     ("tables MiB", False, lambda r: number(r.gpu_bytes["policy"] / 2**20, 1)),
     ("eff.", True, lambda r: percent(r.efficiency)),
 )
-_WIDE = 132
+_WIDE = 144
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _moved(report: Report) -> int:
