@@ -18,7 +18,7 @@ from realrun.experts import Experts
 from realrun.host_store import HostStore
 from realrun.hosted import HostedExperts
 from realrun.layers import Layers, Step, pairs_of
-from realrun.loop import Loop, Stopped, no_garbage
+from realrun.loop import Loop, Stopped, undisturbed
 from realrun.measure.machine import the_torch
 from realrun.predicting import Predictions
 from sim.cache import waves
@@ -34,8 +34,6 @@ from sim.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-STUCK_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class RealRun(Loop):
         Raises SlotFault if a check fails, RunError if the device does not go on.
         """
         complete = True
-        with self.device.running(), no_garbage():
+        with self.device.running(), undisturbed():
             self._prepare()
             self._start = time.perf_counter_ns()
             try:
@@ -169,8 +167,7 @@ class RealRun(Loop):
                 self.link.demand(expert)
                 self.link.kick()
                 self.cache.used[expert] = 1
-            while self.link.moving:
-                self._turn()
+            self._until(lambda: not self.link.moving, "all experts before step", 0)
             self.counters.demand_bytes[:] = [0, 0]
         self.device.synchronize()
 
@@ -252,7 +249,7 @@ class RealRun(Loop):
         if self.stage.model.shared_ffn:
             self.stage.layers.launch_shared(step, layer)
             self.times.shared.append((call, route, compute.mark()))
-        self._await(route, demands_follow=True)
+        self._await(route, "the route of layer call", call, demands_follow=True)
 
     def _finish(self, step: Step, number: int, prompt: bool) -> None:
         """Run what comes after the last routed layer and wait for the token."""
@@ -262,7 +259,7 @@ class RealRun(Loop):
         if self.checker:
             self.checker.fetch()
         end = compute.mark()
-        self._await(end)
+        self._await(end, "the token of step", number)
         self.times.head.append((number, begin, end))
         self.finish.append(time.perf_counter_ns() - self._start)
         self._busy.append(self.link.busy_ns)
@@ -298,6 +295,7 @@ class RealRun(Loop):
         if decision is not None and thinks:  # the step waits for the answer; demands are on their way
             self._decide(decision, number)
             since = None
+        beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
         last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
         link.kick()
         if decision is not None and not thinks:
@@ -305,7 +303,6 @@ class RealRun(Loop):
         if self._streams(call):
             self._stream_next_layer(call + 1)
         link.kick()
-        beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
         self._launch_late(call, groups[0], waiting, late, of, step, take, last)
         for group in groups[1:]:
             self._await_free()
@@ -378,10 +375,8 @@ class RealRun(Loop):
         """Wait for the host's experts and bring what they computed to the device."""
         assert self._hosted is not None
         idle = self.device.compute.mark()
-        while not work.done():
-            self._turn()
-        work.result()
-        self._hosted.bring(step)
+        self._until_thread(work.done, self._hosted.progress, "the host's experts of layer call", call)
+        self._hosted.bring(step, work.result())
         self.times.stall_host.append((call, idle, self.device.compute.mark()))
 
     def _streams(self, call: int) -> bool:

@@ -7,6 +7,7 @@ else blocks.
 """
 
 import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,7 +32,12 @@ from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Cou
 from sim.plan import Plan
 from sim.terms import Terms
 
-STUCK_SECONDS = 120.0
+STUCK_SECONDS = 60.0
+"""Without anything arriving, ending or being computed, a run is given up."""
+SWITCH_SECONDS = 2e-5
+"""After so long a thread that computes gets the interpreter from the one that looks again and again."""
+PAUSE_SECONDS = 5e-5
+"""Between two turns while a thread of the host computes: it needs the processor more."""
 TURNS_BETWEEN_LOOKS = 256
 """Turns between looks at the clock and at whether somebody wants the run to end."""
 
@@ -106,6 +112,7 @@ class Loop:
         self._holding: deque[tuple[Event, list[int]]] = deque()
         self._asides: list[tuple[Event, list[tuple[int, int, int]]]] = []
         self._moved_at = time.monotonic()
+        self._waits_for = ("the first step", -1)
         self._turns = 0
 
     # -- one call ------------------------------------------------------------------------------------------------
@@ -164,8 +171,8 @@ class Loop:
     def _stand_still(self, call: int, transfer: Transfer, late: bool, since: Event | None = None) -> Event:
         """Have the computing stream wait for ``transfer``, from ``since`` on or now, and time that; returns its end."""
         idle = self.device.compute.mark() if since is None else since
-        while transfer.event is None:  # no slot is free yet
-            self._turn()
+        if transfer.event is None:  # no slot is free yet
+            self._until(lambda: transfer.event is not None, "a slot for expert", transfer.expert)
         self._wait_for(transfer)
         end: Event = self.device.compute.mark()
         stalls = self.times.stall_late if late else self.times.stall_demand
@@ -182,13 +189,31 @@ class Loop:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _await(self, event: Event, demands_follow: bool = False) -> None:
+    def _until(self, done: Callable[[], bool], what: str, number: int) -> None:
+        """Look after the link until ``done``, which is waiting for ``what``, should it never end.
+
+        Raises RunError where nothing moves for `STUCK_SECONDS`, and Stopped.
+        """
+        self._waits_for, self._moved_at = (what, number), time.monotonic()
+        while not done():
+            self._turn()
+
+    def _until_thread(self, done: Callable[[], bool], progress: Callable[[], int], what: str, number: int) -> None:
+        """The same while a thread of the host works: leave it the processor, and see its ``progress``."""
+        self._waits_for, self._moved_at = (what, number), time.monotonic()
+        seen = progress()
+        while not done():
+            self._turn()
+            time.sleep(PAUSE_SECONDS)
+            if progress() != seen:
+                seen, self._moved_at = progress(), time.monotonic()
+
+    def _await(self, event: Event, what: str, number: int, demands_follow: bool = False) -> None:
         """Look after the link until ``event`` has been seen; all that was launched before it is over then.
 
         Where ``demands_follow`` no prefetch is handed over any more: at one instant landings come first, then demands.
         """
-        while not event.query():
-            self._turn()
+        self._until(event.query, what, number)
         if demands_follow:
             self.link.poll(follow=False)
             self._let_go(kick=False)
@@ -197,8 +222,7 @@ class Loop:
 
     def _await_free(self) -> None:
         """Until no wave holds its slots any more."""
-        while self._holding:
-            self._turn()
+        self._until(lambda: not self._holding, "earlier kernels in layer call", self.link.passed)
 
     def _turn(self) -> None:
         """What the host does while it waits."""
@@ -216,8 +240,12 @@ class Loop:
             if self._stop():
                 raise Stopped
             if time.monotonic() - self._moved_at > STUCK_SECONDS:
-                queued = sorted(self.link.transfers)[:8]
-                raise RunError(f"nothing has moved for {STUCK_SECONDS:.0f} s; experts asked for: {queued}")
+                what, number = self._waits_for
+                asked = sorted(self.link.transfers)
+                raise RunError(
+                    f"nothing has moved for {STUCK_SECONDS:.0f} s, waiting for {what} {number}; "
+                    f"{len(asked)} experts are asked for{f', the first is {asked[0]}' if asked else ''}"
+                )
 
     def _let_go(self, kick: bool = True) -> bool:
         """Free the slots of waves whose kernels have ended."""
@@ -250,7 +278,7 @@ class Loop:
 
     def _predicting(self, number: int, ns: int) -> None:
         begin = time.perf_counter_ns()
-        self._await(self._predictions.begin(ns, critical=True))
+        self._await(self._predictions.begin(ns, critical=True), "the answer of a prediction in step", number)
         self.predict[number] += time.perf_counter_ns() - begin
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
@@ -275,9 +303,14 @@ class Loop:
 
 
 @contextmanager
-def no_garbage() -> Iterator[None]:
-    """No pauses of Python's collector while microseconds count."""
-    was = gc.isenabled()
+def undisturbed() -> Iterator[None]:
+    """No pauses of Python's collector while microseconds count, and no waits of other threads for the interpreter.
+
+    Whoever waits for a device looks again and again, so it always wants the interpreter. A thread that computes gives
+    that up in every operation of torch, and by Python's own setting waits 5 ms each time to have it back.
+    """
+    was, interval = gc.isenabled(), sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # capturing a graph collects too: let it find little to look through
     gc.disable()
@@ -285,5 +318,6 @@ def no_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+        sys.setswitchinterval(interval)
         if was:
             gc.enable()

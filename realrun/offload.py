@@ -215,8 +215,7 @@ class OffloadLoop(Loop):
                 self._to_claim.appendleft(expert)
                 self._claim_more()
                 self.link.kick()
-            while expert not in self._claimed:
-                self._turn()
+            self._until(lambda: expert in self._claimed, "a slot for expert", expert)
             transfer = self._claimed.pop(expert)
             if transfer is not None and self.cache.state[expert] != RESIDENT:
                 self._stand_still(self._call_number, transfer, expert in self._late)
