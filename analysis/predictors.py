@@ -133,8 +133,8 @@ def _shown(result: Judgement) -> Data:
         "precision": {str(h): result.precision(h, common) for h in horizons},
         "common_layers_from": common,
         "recall_of_all_layers": result.recall(1),
-        "recall_by_layer": {str(h): result.recall_by_layer(h) for h in (1, STEP_BEGIN)},
-        "precision_by_layer": {str(h): result.precision_by_layer(h) for h in (1, STEP_BEGIN)},
+        "recall_by_layer": result.recall_by_layer(1),
+        "precision_by_layer": result.precision_by_layer(1),
     }
 
 
@@ -157,7 +157,7 @@ def _taught(data: Data, model: str) -> list[tuple[str, str]]:
 def _layer_curve(data: Data, model: str, predictor: str, learned_from: str, what: str = "recall") -> list[float]:
     """Recall (or precision) of each layer at horizon 1, mean over workloads; NaN where there is none."""
     curves = [
-        [np.nan if v is None else v for v in j[f"{what}_by_layer"]["1"]]
+        [np.nan if v is None else v for v in j[f"{what}_by_layer"]]
         for j in data["judged"]
         if (j["model"], j["predictor"], j["learned_from"]) == (model, predictor, learned_from)
     ]

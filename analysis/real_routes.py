@@ -235,7 +235,7 @@ def _replay_sheet(entry: Data) -> Sheet:
     refused = [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
     columns = ["policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
     title = f"{entry['model']}, {entry['workload']}: {entry['sequences']} sequences, {entry['tokens']:,} tokens"
-    return Sheet(title, columns, rows, (bounds, _REFERENCES, *refused))
+    return Sheet(title, columns, rows, (bounds, _REFERENCES, *refused), detail=True)
 
 
 def _name(entry: Data) -> str:
