@@ -1,5 +1,6 @@
 """Command line of the real runs: ``python -m realrun``."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -199,6 +200,28 @@ def validate(
         host_bytes_of(host_memory), device, check, baseline, quick,
     )  # fmt: skip
     validate_command(asked, sys.argv[1:])
+
+
+@app.command
+def resimulate(
+    validation: Annotated[Path, Parameter(help="a validation.json that validate has written")],
+    trace: Annotated[Path, Parameter(help="the trace that it was made of, .npz")],
+    /,
+    *,
+    folder: Annotated[Path, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
+    hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
+) -> None:
+    """Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
+
+    For example:
+
+    ```
+    python -m realrun resimulate out/validation.json traces/mixtral_law.npz --hardware h200 -o again
+    ```
+    """
+    from realrun.resimulate import resimulate_command
+
+    resimulate_command(validation, trace, folder, hardware, shlex.join(["python", "-m", "realrun", *sys.argv[1:]]))
 
 
 @app.command

@@ -155,10 +155,11 @@ class RealRun(Loop):
         top_k = self._routes.shape[2]
         rows = np.diff(schedule.offsets)
         for count in np.unique(rows[schedule.phase != PREFILL]).tolist():
-            self._warm_up(self.stage.layers.decode_step(count, top_k), prompt=False)
+            self._warm_up(self.stage.layers.decode_step(count, top_k), {1, min(2, count), count}, prompt=False)
         if (schedule.phase == PREFILL).any():
             longest = int(rows[schedule.phase == PREFILL].max())
-            self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), prompt=True)
+            served = {1, min(2, longest), longest, *np.unique(self.work.tokens).tolist()}
+            self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), served, prompt=True)
         prediction = self.plan.prediction
         self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
         self.device.synchronize()
@@ -171,13 +172,14 @@ class RealRun(Loop):
             self.counters.demand_bytes[:] = [0, 0]
         self.device.synchronize()
 
-    def _warm_up(self, step: Step, prompt: bool) -> None:
+    def _warm_up(self, step: Step, served: set[int], prompt: bool) -> None:
+        """One step's kernels, experts for each number of rows ``served``: what a library first uses, it loads then."""
         for layer in dict.fromkeys((0, self.work.n_layers - 1, self.work.n_layers)):
             self.stage.layers.launch(step, layer, prompt)
             if layer < self.work.n_layers:
                 self.stage.layers.launch_shared(step, layer)
         take = self._take(np.zeros(step.rows * step.top_k, np.int64), prompt)
-        for count in {1, min(2, step.rows), step.rows}:
+        for count in sorted(served):
             slots, pairs = [0], [(0, count)]
             self.device.compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
         many = min(step.top_k, self.cache.n_slots)

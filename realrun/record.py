@@ -22,6 +22,8 @@ HEADINGS = (
     "misses sim", "measured", "GB/token sim", "measured", "TTFT error", "TPOT p95 error", "largest part error",
     "link used", "while busy",
 )  # fmt: skip
+LEAST = 1e-3
+"""Of the largest time or rate that a plot shows: less is left out."""
 LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
 
 
@@ -162,7 +164,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Throughput, hits and parts of the time: simulated over measured, with the line where they agree."""
+    """Throughput, hits and parts of the time: simulated over measured, with the line where they agree.
+
+    Rates and times have logarithmic axes, which leave out what is next to nothing on either clock.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,15 +175,19 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 5))
     for axes, (title, components) in zip(panels, _PANELS, strict=True):
-        most = 0.0
-        for component in components:
-            points = [
-                r for r in rows if r.component == component and r.measured is not None and r.simulated is not None
-            ]
-            x, y = [float(r.measured or 0) for r in points], [float(r.simulated or 0) for r in points]
-            axes.scatter(x, y, s=18, label=component, alpha=0.8)
-            most = max([most, *x, *y])
-        axes.plot([0, most], [0, most], color="grey", linewidth=0.8)
+        both = {
+            name: [(r.measured or 0.0, r.simulated or 0.0) for r in rows if r.component == name] for name in components
+        }
+        most = max((max(pair) for pairs in both.values() for pair in pairs), default=1.0)
+        low = 0.0 if title == _PANELS[1][0] else LEAST * most
+        shown = {name: [pair for pair in pairs if min(pair) >= low] for name, pairs in both.items()}
+        for name, pairs in shown.items():
+            if pairs:
+                axes.scatter(*zip(*pairs, strict=True), s=18, label=name, alpha=0.8)
+        low = 0.8 * min((min(pair) for pairs in shown.values() for pair in pairs), default=low)
+        axes.plot([low, most], [low, most], color="grey", linewidth=0.8)
+        if low:
+            axes.set(xscale="log", yscale="log")
         axes.set(title=title, xlabel="measured", ylabel="simulated")
         axes.legend(fontsize=8)
     figure.tight_layout()

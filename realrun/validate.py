@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from realrun.measure.machine import Machine
 from realrun.record import Record
 from realrun.replay import Rig, first_steps, interruptible, open_rig, run, scaled, with_model
 from sim.engines import execute
+from sim.hardware import DEFAULT_HARDWARE
 from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.output import values_of
 from sim.plan import Plan
 from sim.policies import policy_class
 from sim.replay import Scene, describe, plan_for, scene
+from sim.software import DEFAULT_SOFTWARE, MEASURED
 from sim.terms import settle
 from traces.errors import InputError
 from traces.files import atomic_path
@@ -87,10 +89,17 @@ def validate(asked: Asked, command: str) -> Record:
     Files of ``asked.folder`` are brought up to date after every pair. Raises InputError for what cannot be; a policy
     that this trace or this machine cannot run is left out by name.
     """
-    wanted = [_named(entry) for entry in asked.policies]
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    wanted = [named(entry) for entry in asked.policies]
+    names = [name for name, _, _ in wanted]
+    if asked.folder.exists() and not asked.folder.is_dir():
+        raise InputError(f"-o {asked.folder}: is a file; expected a folder")
     machine = Machine(asked.device)
-    scenes = _scenes(asked, _profile(asked, machine), [name for name, _, _ in wanted])
+    if asked.hardware is None:  # what is wrong is found before a minute of measuring
+        software = DEFAULT_SOFTWARE if asked.software.lower() in MEASURED else asked.software
+        _scenes(replace(asked, software=software), DEFAULT_HARDWARE, names)
+        asked.folder.mkdir(parents=True, exist_ok=True)
+    scenes = _scenes(asked, _profile(asked, machine), names)
+    asked.folder.mkdir(parents=True, exist_ok=True)
     first = next(iter(scenes.values()))
     record = Record(command, _provenance(first, machine, asked))
     with interruptible() as stop:
@@ -116,7 +125,7 @@ def validate(asked: Asked, command: str) -> Record:
     return record
 
 
-def _named(entry: str) -> tuple[str, str, dict[str, object]]:
+def named(entry: str) -> tuple[str, str, dict[str, object]]:
     """A policy's name, how it is shown, its parameters. Raises InputError."""
     name, *settings = entry.split(",")
     return policy_class(name).name, entry, values_of(settings, f"--policies {name}:")
@@ -188,12 +197,18 @@ def _add(record: Record, cache: str, label: str, simulated: Report, measured: Re
     )
     decode = measured.decode
     moved = decode.link_bytes["demand"] + decode.link_bytes["prefetch"]
-    seconds = sum(decode.time_ms.values()) / 1e3
+    busy = measured.settings["link_busy_ms"]
+    record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
+        moved, sum(decode.time_ms.values()), busy, here
+    )
+
+
+def link_shares(moved: int, whole_ms: float, busy_ms: float, here: Scene) -> tuple[float | None, float | None]:
+    """Bytes over decode's time and over the time in which copies were under way, as shares of copies in a row."""
     size = here.model.expert_bytes[0]
     in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
-    record.link_used[label, cache] = moved / seconds / in_a_row if seconds else None
-    busy = measured.settings["link_busy_ms"] / 1e3
-    record.link_rate[label, cache] = moved / busy / in_a_row if busy else None
+    used, busy = (moved / (ms / 1e3) / in_a_row if ms else None for ms in (whole_ms, busy_ms))
+    return used, busy
 
 
 def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:

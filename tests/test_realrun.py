@@ -445,6 +445,24 @@ def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(mo
         torch.testing.assert_close(mine, theirs)
 
 
+def test_an_expert_for_so_many_rows_is_none_that_a_step_is_the_first_to_run() -> None:
+    phase = [PREFILL] * 7 + [DECODE]
+    routes = np.array([[0], [1], [1], [2], [2], [2], [2], [3]])[:, None]
+    world = real_world(make_trace(routes, n_experts=4, phase=phase, sequence=[0] * 8), slots=4)
+    with staged(world) as (stage, predictions):
+        run = real_run(world, Plan(), stage, predictions)
+        launch, seen = run.experts.launch, [set[int](), set[int]()]
+
+        def watched(states: Any, outputs: Any, slots: Any, pairs: list[tuple[int, int]], take: Any) -> None:
+            seen[hasattr(run, "_start")] |= {end - first for first, end in pairs}
+            launch(states, outputs, slots, pairs, take)
+
+        run.experts.launch = watched  # type: ignore[method-assign]
+        run.execute()
+    assert seen[1] == {1, 2, 4}
+    assert seen[1] <= seen[0]
+
+
 def test_g_18_2_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.loop.STUCK_SECONDS", 0.05)
     over = threading.Event()

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,8 @@ from realrun.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summa
 from realrun.baselines import baselines, pageable_ms
 from realrun.measure.machine import Machine
 from realrun.record import Record
-from realrun.replay import scaled
+from realrun.replay import first_steps, scaled
+from realrun.resimulate import resimulate_command
 from realrun.validate import Asked, validate
 from sim.model import load_model
 from sim.replay import bundled_traces, plan_for, replay, scene
@@ -145,6 +147,15 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
     assert "l40 has no measured look-ups" in capsys.readouterr().err
     assert main(["validate", str(TRACE), "--policies", "lru", "--device", "cuda", "-o", out]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    measured = [word for word in small if word not in ("--hardware", "h200")]
+    for wrong in (["--cache", "much"], ["--steps", "0"], ["--software", "nobody"]):  # nothing is measured first
+        assert main(["validate", str(TRACE), "--policies", "lru", *measured, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["validate", str(TRACE), "--policies", "lru", *small[:-1], str(file)]) == 2
+    assert "is a file; expected a folder" in capsys.readouterr().err
 
 
 def test_baselines_are_set_against_the_measured_runs() -> None:
@@ -199,3 +210,40 @@ def test_no_pair_at_all_is_said(tmp_path) -> None:
     assert "no pair of runs" in (tmp_path / "validation.md").read_text()
     with pytest.raises(InputError):
         validate(asked(tmp_path, steps=0), "x")
+
+
+def test_pairs_are_simulated_again_against_what_was_measured_then(tmp_path, capsys) -> None:
+    source = Path(__file__).parents[1] / "docs/results/realrun/mixtral-newer/validation.json"
+    then = json.loads(source.read_text())
+    few = [report for report in then["reports"] if report["policy"] in ("lru", "all-in-gpu")]
+    some = tmp_path / "validation.json"
+    some.write_text(json.dumps(then | {"reports": few}))
+    with pytest.raises(InputError, match="expected another folder"):
+        resimulate_command(some, TRACE, tmp_path, "h200", "")
+    assert main(["resimulate", str(some), str(TRACE), "--hardware", "h200", "-o", str(tmp_path / "again")]) == 0
+    again = json.loads((tmp_path / "again" / "validation.json").read_text())
+    assert [report["measured"] for report in again["reports"]] == [report["measured"] for report in few]
+    assert again["provenance"]["measured by"] == then["provenance"]["measured by"]
+    assert again["provenance"]["hardware"] == "h200"
+    old = {(r["policy"], r["cache"], r["component"]): r for r in then["components"]}
+    for row in again["components"]:
+        assert row["measured"] == old[row["policy"], row["cache"], row["component"]]["measured"]
+    mine = {r["policy"]: r["simulated"] for r in again["components"] if r["component"] == "throughput"}
+    reports = {name: replay(first_steps(scene(TRACE, hardware="h200"), 10), name) for name in mine}
+    assert mine == {name: report.tokens_per_s for name, report in reports.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "trace", "says"),
+    [
+        ("[]", TRACE, "expected the validation.json that validate writes"),
+        (None, TRACE.with_name("mixtral_code.npz"), "not the trace of"),
+    ],
+)
+def test_what_cannot_be_simulated_again_is_refused_in_one_line(tmp_path, capsys, text, trace, says) -> None:
+    source = tmp_path / "validation.json"
+    committed = Path(__file__).parents[1] / "docs/results/realrun/mixtral-newer/validation.json"
+    source.write_text(committed.read_text() if text is None else text)
+    assert main(["resimulate", str(source), str(trace), "-o", str(tmp_path / "again")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
