@@ -14,6 +14,7 @@ from sim.engine import SimulationError
 from sim.hardware import DEFAULT_HARDWARE
 from sim.replay import DEFAULT_CACHE, bundled_traces, code_version
 from traces.cli import run
+from traces.errors import InputError
 from traces.files import keep_apart
 from traces.whole import Whole
 
@@ -74,10 +75,13 @@ class Terms:
         keep_apart([*(self.traces or bundled_traces()), self.hardware, *(self.software or []), self.data], outputs)
 
     def setup(self) -> Setup:
-        """What an experiment is run with."""
+        """What an experiment is run with. Raises InputError for a number of processes below 1."""
         given: dict[str, Any] = {"software": tuple(self.software)} if self.software else {}
         given |= {"entries": tuple(self.entries)} if self.entries else {}
-        given |= {"workers": max(1, self.workers)} if self.workers is not None else {}
+        if self.workers is not None:
+            if self.workers < 1:
+                raise InputError(f"--workers {self.workers}; expected at least 1")
+            given["workers"] = self.workers
         return Setup(traces=self.traces, hardware=self.hardware, cache=self.cache, seed=self.seed, **given)
 
     def measured(self, what: Experiment) -> Data:
@@ -137,7 +141,7 @@ def figure(
     ```
     """
     from analysis.figures import check, draw
-    from analysis.pages import show, write_data
+    from analysis.pages import read_from, show, write_data
 
     what = experiment(name)
     target = Path(f"{name}.png") if output is None else output
@@ -145,7 +149,8 @@ def figure(
     terms.keep_apart({"--json": json, "-o": target})
     data = terms.measured(what)
     write_data(json, what, data)
-    draw(what, data, target)
+    with read_from(terms.data, what):
+        draw(what, data, target)
     show(what, data, json)
 
 

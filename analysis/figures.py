@@ -10,11 +10,15 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(experiment: Experiment, path: str | Path) -> None:
-    """Raise InputError, before any work is done, for a table, or a name that no figure can be written under."""
+    """Raise, before any work is done, InputError for a table or a name that no figure can be written under.
+
+    ModuleNotFoundError without matplotlib.
+    """
     if experiment.draw is None:
         raise InputError(f"{experiment.name} is a table; draw one of the figures of `python -m analysis experiments`")
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(f"-o {path}: a figure is a file ending in {', '.join(FORMATS)}")
+    import matplotlib  # noqa: F401 (where it is not installed, that is said now)
 
 
 def draw(experiment: Experiment, data: Data, path: str | Path) -> None:

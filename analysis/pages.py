@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from traces.words import printable
 
 
 def read(path: Path, experiment: Experiment) -> Data:
-    """The data of ``experiment`` that was written to ``path``. Raises InputError for a file of anything else."""
+    """The data of ``experiment`` that was written to ``path``. Raises InputError for anything else, or if damaged."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -24,7 +25,26 @@ def read(path: Path, experiment: Experiment) -> Data:
     have = data.get("experiment") if isinstance(data, dict) else None
     if have != experiment.name:
         raise InputError(f"{path}: holds {have!r}; expected the data of {experiment.name}, as --json writes it")
+    with read_from(path, experiment):
+        markdown(experiment, data)
     return dict(data)
+
+
+@contextmanager
+def read_from(path: Path | None, experiment: Experiment) -> Iterator[None]:
+    """Around showing data of the file ``path`` (None: measured now): what cannot be shown is damaged or of old.
+
+    Nothing but its tables and its figure knows what the data of an experiment must hold. Raises InputError.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if path is None or isinstance(error, InputError):
+            raise
+        what = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise InputError(
+            f"{path}: not the data of {experiment.name} as this version writes it ({what}); measure it again"
+        ) from None
 
 
 def text(experiment: Experiment, data: Data) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from analysis.catalogue import EXPERIMENTS
 from analysis.experiment import Data, Experiment, Setup
-from analysis.figures import draw
-from analysis.pages import block, read, text, write_text
+from analysis.figures import check, draw
+from analysis.pages import block, read, read_from, text, write_text
 from traces.errors import InputError
 
 Paths = Sequence[str | Path] | None
@@ -109,6 +109,9 @@ def report(name: str, folder: str | Path, inputs: Inputs, only: Sequence[str] | 
     page = target / f"{name}.md"
     before = page.read_text("utf-8") if page.exists() else _empty(name, parts)
     replaced(before, {part.key: "" for part in parts})  # a page that lacks a mark is refused before any work is done
+    for part in parts:
+        if part.of.draw is not None:
+            check(part.of, target / f"{part.key}.png")
     blocks = {}
     for part in parts:
         setup = part.setup(inputs) if only is None or part.key in only else None
@@ -122,7 +125,12 @@ def _made(part: Part, folder: Path, setup: Setup | None) -> str:
     path = folder / f"{part.key}.json"
     if setup is not None:
         print(f"{part.key} ...", file=sys.stderr, flush=True)
-        data: Data = part.of.measure(setup)
+        try:
+            data: Data = part.of.measure(setup)
+        except InputError as error:
+            raise InputError(
+                f"{part.key}: {error}; --only leaves it out, --show makes a page of what is there"
+            ) from None
         write_text(path, text(part.of, data))
     elif path.exists():
         data = read(path, part.of)
@@ -130,7 +138,8 @@ def _made(part: Part, folder: Path, setup: Setup | None) -> str:
         return f"Not measured{f': it needs {part.needs}' if part.needs else ''}.\n"
     picture = ""
     if part.of.draw is not None:
-        draw(part.of, data, path.with_suffix(".png"))
+        with read_from(path if setup is None else None, part.of):
+            draw(part.of, data, path.with_suffix(".png"))
         picture = f"![{part.title}]({part.key}.png)\n\n"
     return f"{picture}{block(part.of, data, path.name)}"
 

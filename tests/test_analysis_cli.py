@@ -68,6 +68,7 @@ def test_a_figure_is_the_same_bytes_for_the_same_data(said: Any, folder: Path, t
         (["table", "domoe-overall", "--hardware", "no-such"], "no-such"),
         (["table", "domoe-overall", "--cache", "much"], "much"),
         (["table", "domoe-overall", "--software", "no-such"], "no-such"),
+        (["table", "domoe-overall", "--workers", "0"], "--workers 0; expected at least 1"),
         (["table", "domoe-similarity", "--data", "no-such.json"], "no-such.json"),
         (["report", "nothing", "-o", "."], "report 'nothing' is unknown; expected one of domoe"),
         (["report", "domoe", "-o", "no-such-folder"], "no-such-folder: is no folder"),
@@ -79,7 +80,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = arguments if {"--traces", "--data"} & set(arguments) else [*arguments, "--traces", str(folder)]
-    status, out, err = said(*given, "--workers", 1)
+    status, out, err = said(*given, *([] if "--workers" in given else ["--workers", 1]))
     assert status == 2 and out == ""
     message = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(message) == 1 and expected in message[0], err
@@ -94,6 +95,22 @@ def test_data_of_another_experiment_is_refused(said: Any, folder: Path, tmp_path
     data.write_text("{", "utf-8")
     status, _, err = said("table", "domoe-similarity", "--data", data)
     assert status == 2 and "not JSON" in err
+
+
+@pytest.mark.parametrize("value", ["x", None, 3, []])
+def test_damaged_data_is_one_line_whatever_is_damaged(said: Any, folder: Path, tmp_path: Path, value: object) -> None:
+    data = tmp_path / "d.json"
+    assert said("table", "domoe-similarity", "--traces", folder, "--json", data)[0] == 0
+    whole = json.loads(data.read_text("utf-8"))
+    for key in whole.keys() - {"experiment"}:
+        for damaged in (whole | {key: value}, {other: kept for other, kept in whole.items() if other != key}):
+            data.write_text(json.dumps(damaged), "utf-8")
+            status, _, err = said("figure", "domoe-similarity", "--data", data, "-o", tmp_path / "f.png")
+            if key not in damaged or status:
+                assert status == 2 and err.startswith(f"error: {data}: not the data of domoe-similarity"), (key, err)
+                assert err.count("\n") == 1 and [p.name for p in tmp_path.iterdir()] == ["d.json"]
+            else:
+                (tmp_path / "f.png").unlink()
 
 
 def test_an_output_does_not_overwrite_an_input(said: Any, folder: Path) -> None:
@@ -118,6 +135,17 @@ def test_a_report_is_a_page_with_figures_and_data(said: Any, folder: Path, tmp_p
     page.write_text(text.replace("# domoe:", "My findings.\n\n# domoe:"), "utf-8")
     status, _, _ = said("report", "domoe", "-o", tmp_path, "--show")
     assert status == 0 and page.read_text("utf-8") == "My findings.\n\n" + text
+
+
+def test_a_part_that_cannot_be_measured_is_named_and_what_was_measured_stays(
+    said: Any, folder: Path, tmp_path: Path
+) -> None:
+    only = ["--only", "domoe-limits", "domoe-neighbours"]
+    status, _, err = said("report", "domoe", "-o", tmp_path, "--traces", folder / "toy_law.npz", *only)
+    assert status == 2 and "error: domoe-neighbours: " in err and "--only leaves it out" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["domoe-limits.json"]
+    assert said("report", "domoe", "-o", tmp_path, "--show", "--traces", folder)[0] == 0
+    assert "[domoe-limits.json](domoe-limits.json)" in (tmp_path / "domoe.md").read_text("utf-8")
 
 
 def test_a_page_that_lacks_a_mark_is_refused_before_any_work(said: Any, folder: Path, tmp_path: Path) -> None:
