@@ -19,6 +19,7 @@ from realrun.experts import expert_size
 from realrun.measure.experts import Ffn, plain_ffn, weights_of
 from realrun.measure.machine import Machine
 from sim.model import ModelSpec, load_model
+from traces.decoding import new_cache
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
 
@@ -76,6 +77,7 @@ def _offloaded_ms(machine: Machine, model: ModelSpec, layers: int, tokens: int) 
 
     torch = machine.torch
     made = _mixtral(machine, model, layers)
+    name, _ = new_cache(made)
     offloaded = cpu_offload(made, execution_device=machine.device)
     ids = torch.ones(1, 8, dtype=torch.int64, device=machine.device)
     samples = []
@@ -84,7 +86,7 @@ def _offloaded_ms(machine: Machine, model: ModelSpec, layers: int, tokens: int) 
         for _ in range(tokens):
             machine.synchronize()
             begin = time.perf_counter()
-            out = offloaded(ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+            out = offloaded(ids[:, :1], use_cache=True, **{name: getattr(out, name)})
             machine.synchronize()
             samples.append((time.perf_counter() - begin) * 1e3)
     return median(samples)

@@ -74,6 +74,8 @@ def open_rig(
     Raises InputError for a device that is not there, too little memory of either kind, or memory that cannot be pinned.
     """
     size, experts = expert_size(model), model.routed_layers * model.experts
+    if shared is not None and shared < 1:
+        raise InputError(f"--shared {shared}; expected at least 1 expert in host memory")
     with open_device(device) as opened:
         stored = min(experts, shared or experts)
         say(f"host memory: {host_bytes(stored, size) / 2**30:.2f} GiB for {stored} experts of {size / 2**20:.1f} MiB")

@@ -181,7 +181,7 @@ def _decoder_only(model: Any) -> "Callable[[Pass], torch.Tensor]":
     """Runs passes of a decoder-only model one after another; gives logits (B, any, V), the last column those needed."""
     import torch
 
-    cache_name, cache = _new_cache(model)
+    cache_name, cache = new_cache(model)
     # Logits of a whole prompt over a large vocabulary would dwarf everything else in memory.
     named = inspect.signature(model.forward).parameters
     options = {cache_name: cache} | ({"logits_to_keep": 1} if "logits_to_keep" in named else {})
@@ -203,7 +203,7 @@ def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[P
     """Runs passes of an encoder-decoder model's decoder after its encoder."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    cache_name, _ = _new_cache(model)
+    cache_name, _ = new_cache(model)
     cache = EncoderDecoderCache(DynamicCache(config=model.config.get_text_config(decoder=True)), DynamicCache())
     options = {"encoder_outputs": encoded, "attention_mask": valid.long(), cache_name: cache}
 
@@ -220,7 +220,7 @@ def _forward(model: Any) -> AbstractContextManager[None]:
     return running(type(model).__name__, "its forward pass failed", remedy)
 
 
-def _new_cache(model: Any) -> tuple[str, Any]:
+def new_cache(model: Any) -> tuple[str, Any]:
     """An empty KV cache and the name that this model's forward gives it (transformers renamed it in 5.2x)."""
     from transformers import DynamicCache
 

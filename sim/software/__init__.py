@@ -68,7 +68,8 @@ class Software(Lookups):
         if hardware is None or hardware.lookups is None:
             whose = "no machine" if hardware is None else hardware.name
             raise InputError(
-                f"software {name!r}: {whose} has no measured look-ups; expected a machine calibrated by realrun"
+                f"software {name!r}: {whose} has no measured look-ups; expected a machine calibrated by realrun, "
+                f"or --software {' or '.join(builtin_software())}"
             )
         where = MEASURED[name]
         costs: Lookups = getattr(hardware.lookups, where)
