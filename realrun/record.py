@@ -172,6 +172,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 5))
     for axes, (title, components) in zip(panels, _PANELS, strict=True):
@@ -188,6 +189,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.plot([low, most], [low, most], color="grey", linewidth=0.8)
         if low:
             axes.set(xscale="log", yscale="log")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_minor_formatter(NullFormatter())  # labels between powers of ten lie over each other
         axes.set(title=title, xlabel="measured", ylabel="simulated")
         axes.legend(fontsize=8)
     figure.tight_layout()
