@@ -134,6 +134,8 @@ def generate_command(wanted: Wanted) -> None:
     keep_apart([*wanted.profile], {"--json": wanted.json})
     if wanted.tokens < 1:
         raise InputError(f"--tokens {wanted.tokens}; expected at least 1")
+    if wanted.seed < 0:
+        raise InputError(f"--seed {wanted.seed}; expected at least 0")
     name, *settings = wanted.policy.split(",")
     policy_class(name)
     values = values_of([*settings, *wanted.set_], "--set")

@@ -178,6 +178,12 @@ class _Stack:
         setting = Setting(spec, budget, tuple(choice.profile), choice.seed, hardware, software)
         if kind.learns and not choice.profile:
             raise InputError(f"policy {kind.name}: it learns from a profile split; name traces with --profile")
+        for trace in choice.profile:
+            if (trace.n_layers, trace.n_experts) != (layers, self.count):
+                raise InputError(
+                    f"--profile {trace.source}: {trace.n_layers} layers x {trace.n_experts} experts; expected those of "
+                    f"the model, {layers} x {self.count}"
+                )
         self.policy = make_policy(choice.policy, setting, dict(choice.values))
         self.live = LiveTrace(self.shape, kind.needs, basis)
         self._basis = basis

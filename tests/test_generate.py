@@ -23,11 +23,13 @@ from sim.engine import by_moment
 from sim.log import PREFILL
 from sim.plan import Plan, Requests
 from sim.policies import Policy, make_policy
+from sim.replay import bundled_traces
 from sim.view import View
 from tests import tiny_families, tiny_moe
 from tests.worlds import World, worlds
 from traces.errors import InputError
 
+LAW = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
 PROMPT = [5, 9, 14, 7, 22, 31]
 FAMILIES = [*tiny_families.FAMILIES, "glm4_moe", "switch"]
 
@@ -188,6 +190,8 @@ def test_the_command_prints_the_text_and_says_what_it_took(
         (["--tokens", "0"], "--tokens 0"),
         (["--device", "cuda"], "finds no GPU"),
         (["--policy", "fmoe"], "--profile"),
+        (["--policy", "popularity", "--profile", str(LAW)], "32 layers x 8 experts; expected those of the model"),
+        (["--seed", "-1"], "--seed -1; expected at least 0"),
         (["--host-memory", "1B"], "host memory for 24 experts"),
     ],
 )
