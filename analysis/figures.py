@@ -36,4 +36,4 @@ def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
         FigureCanvasAgg(figure)
         experiment.draw(data, figure)
         with atomic_path(path) as part:
-            figure.savefig(part, format=kind, dpi=130, metadata=metadata)
+            figure.savefig(part, format=kind, dpi=90, metadata=metadata)
