@@ -118,10 +118,10 @@ def scene(
 
 
 def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Path] | None) -> list[Trace]:
-    """The profile splits to learn from; a bundled trace counts if it is of the same model and shape."""
+    """The profile splits to learn from; a bundled trace counts if it is of the very model: name, checkpoint, shape."""
     found: dict[str, Trace] = {}
     if named is None:
-        bundled = (p for p in bundled_traces() if Trace.load_meta(p)["model"].get("name") == _name(whole))
+        bundled = (p for p in bundled_traces() if _origin(Trace.load_meta(p)) == _origin(whole.meta))
         candidates = [*replayed, *(Trace.load(path) for path in bundled)]
         candidates = [t for t in candidates if _same_model(t, whole)]
     else:
@@ -142,6 +142,11 @@ def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Pat
 
 def _name(t: Trace) -> object:
     return t.meta["model"].get("name")
+
+
+def _origin(meta: Mapping[str, Any]) -> tuple[object, object]:
+    """What a trace was captured from. Another checkpoint of the same architecture routes otherwise."""
+    return meta["model"].get("name"), meta.get("captured", {}).get("checkpoint_sha256")
 
 
 def _shape(t: Trace) -> str:

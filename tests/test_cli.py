@@ -104,7 +104,8 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number, status, line):
     running = subprocess.Popen(
         [sys.executable, "-c", WAITING, str(target)], cwd=REPOSITORY, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: [signal.signal(signal.SIGINT, signal.default_int_handler),
+                            signal.signal(signal.SIGHUP, signal.SIG_DFL)],  # nohup would have it ignored
     )  # fmt: skip
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     running.send_signal(number)
