@@ -23,6 +23,11 @@ RESAMPLES = 9999
 CONFIDENCE = 0.95
 
 
+def check() -> None:
+    """Raise ModuleNotFoundError where scipy is not installed: called before the replays that intervals need."""
+    import scipy.stats  # noqa: F401
+
+
 @dataclass(frozen=True)
 class Shares:
     """What each sequence of a run had of it in decode, all (S,) int64.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import bootstrap
 from analysis.bootstrap import Rate, ratio
 from analysis.experiment import Data, Experiment, Setup
 from analysis.runs import Design, Outcome, Place, run, scene_at
@@ -32,6 +33,7 @@ VARIABLE = "MOE_REPLAY_ROUTES"
 
 def measure(setup: Setup) -> Data:
     """Every policy and the domain tables on every model's routes. Raises InputError if there are none."""
+    bootstrap.check()
     found = suites([_as_trace(path) for path in _files(setup.traces)])
     places = {
         (suite.model, name): Place(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis import bootstrap
 from analysis.bootstrap import hit_ratio, throughput_ratio
 from analysis.domoe.overall import verdict
 from analysis.drawing import legend
@@ -33,6 +34,7 @@ STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over tab
 
 def measure(setup: Setup) -> Data:
     """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
+    bootstrap.check()
     cells = []
     for suite, software in product(setup.suites, setup.software):
         workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis import bootstrap
 from analysis.bootstrap import throughput_ratio
 from analysis.domoe.overall import CHOICES, DOMOE, ENTRIES
 from analysis.drawing import legend
@@ -34,6 +35,7 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def measure(setup: Setup) -> Data:
     """DoMoE and others at every cache size, on each model's mixed workload (or the last one that it has)."""
+    bootstrap.check()
     places = []
     for suite, cache in product(setup.suites, CACHES):
         workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from analysis import bootstrap
 from analysis.bootstrap import Ratio, Shares, caught_ratio, hit_ratio, mean_ratio, throughput_ratio
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import ALL, Claim, Metric, domoe
@@ -86,6 +87,7 @@ def measure(setup: Setup) -> Data:
 
     What the paper leaves open is tried under one software profile, the first way under all.
     """
+    bootstrap.check()
     cells = [
         (suite, name, software) for suite, software in product(setup.suites, setup.software) for name in suite.workloads
     ]
