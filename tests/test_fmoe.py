@@ -1,6 +1,7 @@
 """FMoE: one table of all domains; with a single domain it is DoMoE's table searched at every layer."""
 
 import dataclasses
+from random import Random
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from sim.predictors.global_table import GlobalTable
 from sim.predictors.table import tables
 from sim.view import View
 from tests.worlds import World, worlds
-from traces.trace import DECODE
+from traces.trace import DECODE, Trace
 
 
 def made(requests: Requests | None) -> set[tuple[int, int, int]]:
@@ -40,16 +41,37 @@ def test_with_one_domain_it_asks_for_what_domoe_asks_for(world: World, keys: str
     assert one.prediction.critical
 
 
+def of_one(trace: Trace, sequence: int) -> Trace:
+    """One sequence as a trace of its own, known by a hash."""
+    return dataclasses.replace(trace.take(np.array([sequence])), sha256=f"{sequence}")
+
+
 @given(worlds(), st.integers(1, 12))
 @settings(max_examples=30)
-def test_the_table_is_that_of_all_domains_together(world: World, entries: int) -> None:
+def test_domains_fill_the_table_in_turn(world: World, entries: int) -> None:
     trace = world.trace
-    pooled = dataclasses.replace(trace, domain=np.full(trace.n_sequences, "x"))
+    seen: dict[str, int] = {}
+    turn = []
+    for sequence, domain in enumerate(trace.domain.tolist()):
+        seen[domain] = seen.get(domain, -1) + 1
+        turn.append((seen[domain], domain, sequence))
+    in_turn = trace.take(np.array([sequence for _, _, sequence in sorted(turn)]))
+    pooled = dataclasses.replace(in_turn, domain=np.full(trace.n_sequences, "x"))
     (expected,) = tables([pooled], entries)
     table = GlobalTable([trace], entries).table
     assert len(table) == min(entries, int((trace.phase == DECODE).sum()))
     assert table.keys.tolist() == expected.keys.tolist()
     assert table.paths.tolist() == expected.paths.tolist()
+
+
+@given(worlds(), st.integers(1, 12), st.randoms(use_true_random=False))
+@settings(max_examples=30)
+def test_the_order_of_profiles_changes_nothing(world: World, entries: int, random: Random) -> None:
+    profile = [of_one(world.trace, sequence) for sequence in range(world.trace.n_sequences)]
+    shuffled = random.sample(profile, len(profile))
+    one, other = (GlobalTable(traces, entries).table for traces in (profile, shuffled))
+    assert one.keys.tolist() == other.keys.tolist()
+    assert one.paths.tolist() == other.paths.tolist()
 
 
 @given(worlds(), st.sampled_from(["layer", "token"]), st.integers(1, 12))
