@@ -23,6 +23,13 @@ app = App(
 )
 
 Device = Annotated[str, Parameter(help="where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
+Scale = Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")]
+Shared = Annotated[
+    Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
+]
+HostMemory = Annotated[
+    str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free")
+]
 
 
 @app.command
@@ -96,14 +103,9 @@ def replay(
         bool, Parameter(negative=(), help="compare every expert with its stamp before and after its kernels")
     ] = False,
     device: Device = "cuda",
-    scale: Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")] = 1,
-    shared: Annotated[
-        Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
-    ] = None,
-    host_memory: Annotated[
-        str | None,
-        Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free"),
-    ] = None,
+    scale: Scale = 1,
+    shared: Shared = None,
+    host_memory: HostMemory = None,
     hardware: Annotated[str, Parameter(help="the profile that bounds and policies go by")] = "h200",
     software: Annotated[
         str, Parameter(help="where predictions run: fast, paper or a profile, .toml")
@@ -171,14 +173,9 @@ def validate(
     baseline: Annotated[bool, Parameter(help="also measure what people use today")] = True,
     quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
     device: Device = "cuda",
-    scale: Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")] = 1,
-    shared: Annotated[
-        Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
-    ] = None,
-    host_memory: Annotated[
-        str | None,
-        Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free"),
-    ] = None,
+    scale: Scale = 1,
+    shared: Shared = None,
+    host_memory: HostMemory = None,
 ) -> None:
     """Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
 
