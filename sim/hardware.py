@@ -148,6 +148,9 @@ class Software(_Checked):
     while their copies run. None where `route_wait_us` holds it."""
     alone_us: Annotated[Figure | None, from_number] = None
     """How much longer an expert that is waited for takes than one of those that are there, which run together."""
+    copying_us: Annotated[Figure | None, from_number] = None
+    """How much longer a routed layer takes if a copy is under way as its attention begins: the two share the GPU's
+    memory, and the host what it hands out."""
 
 
 class Ffn(Curve):
@@ -173,7 +176,19 @@ class Layer(_Checked):
     route_wait_us: Annotated[Figure | None, from_number] = None
     launch_us: Annotated[Figure | None, from_number] = None
     alone_us: Annotated[Figure | None, from_number] = None
-    """All three as in `Software`, of this layer's own model."""
+    copying_us: Annotated[Figure | None, from_number] = None
+    """All four as in `Software`, of this layer's own model."""
+
+
+class HostCompute(_Checked):
+    """What the host computes experts at, in bf16 and one row each: 10^9 bytes of their weights a second."""
+
+    host_gbps: Annotated[Figure, from_number]
+    """While nothing crosses the link."""
+    shared_gbps: Annotated[Figure, from_number]
+    """While experts are copied, which reads host memory too."""
+
+    _above_zero = field_validator("host_gbps", "shared_gbps")(_positive)
 
 
 class Lookups(_Checked):
@@ -204,7 +219,8 @@ class Hardware(_Checked):
     """One machine. Times are whole nanoseconds, sizes bytes.
 
     A measured machine may bring more: times of whole blocks, which then take the place of the formula of ``sim.cost``,
-    what predictors cost (``--software measured``), and under ``details`` whatever else was measured, for a person.
+    what predictors cost (``--software measured``), how fast the host computes experts, and under ``details`` whatever
+    else was measured, for a person.
     """
 
     name: str = Field(min_length=1)
@@ -214,6 +230,7 @@ class Hardware(_Checked):
     software: Software
     ffn: list[Ffn] = []
     layer: list[Layer] = []
+    host: HostCompute | None = None
     lookups: Measured | None = None
     details: dict[str, Any] = {}
 
