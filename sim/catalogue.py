@@ -1,17 +1,18 @@
-"""The built-in models, machines and software profiles as tables for people and as JSON for programs."""
+"""The built-in models, machines, software profiles and policies, as tables for people and as JSON for programs."""
 
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from docstring_parser import Docstring, DocstringStyle, ParseError, parse
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from sim.hardware import Figure, Hardware, builtin_hardware
 from sim.model import ModelSpec, builtin_models, load_model
-from sim.policies import policy_class, policy_classes
+from sim.policies import Parameters, policy_class, policy_classes
 from sim.software import Software, builtin_software
 
 
@@ -197,12 +198,13 @@ def policies_json() -> list[dict[str, Any]]:
 
 
 def policy_json(name: str) -> dict[str, Any]:
-    """One policy: summary, parameters as a JSON schema has them, and what it needs. Raises InputError."""
+    """One policy: summary, parameters as a JSON schema has them, variants, and what it needs. Raises InputError."""
     kind = policy_class(name)
     return {
         "name": kind.name,
         "summary": kind.summary,
-        "parameters": kind.takes.model_json_schema().get("properties", {}),
+        "parameters": _parameters(kind.takes),
+        "variants": list(kind.variants),
         "needs": sorted(kind.needs),
         "learns": kind.learns,
         "clairvoyant": kind.clairvoyant,
@@ -224,13 +226,55 @@ def policies_table() -> Table:
 
 
 def policy_view(name: str) -> Group:
-    """One policy in full: what it does and what its parameters mean."""
+    """One policy in full: what it does, what its parameters mean, and the variants that a comparison shows as well."""
     kind, entry = policy_class(name), policy_json(name)
-    lines = [Text(kind.name, style="bold"), Text(inspect.getdoc(kind) or kind.summary), Text()]
+    said = _docstring(kind)
+    about = [kind.summary or said.short_description or "", *(said.long_description or "").split("\n\n")]
+    parts: list[Text | Table] = [Text(kind.name, style="bold"), *(Text(_flowing(part)) for part in about if part)]
     if entry["parameters"]:
-        lines += [Text(inspect.getdoc(kind.takes) or ""), Text()]
-        lines += [Text("--set " + _choices(key, schema)) for key, schema in entry["parameters"].items()]
-    return Group(*lines, Text(f"needs: {_needs(entry)}"), Text(f"module: {entry['module']}", style="dim"))
+        table = Table(title="parameters, as --set name=value", title_justify="left")
+        table.add_column("name", style="bold", no_wrap=True)
+        for column in ("default", "may be", "meaning"):
+            table.add_column(column)
+        for key, schema in entry["parameters"].items():
+            default = str(schema["default"]) if "default" in schema else "must be given"
+            table.add_row(key, default, _range(schema), schema.get("description", ""))
+        parts += [Text(), table]
+    if entry["variants"]:
+        variants = ", ".join(variant.replace(",", " ") for variant in entry["variants"])
+        parts.append(Text(f"variants that a comparison of all policies shows as well: {variants}"))
+    return Group(*parts, Text(f"needs: {_needs(entry)}"), Text(f"module: {entry['module']}", style="dim"))
+
+
+def _parameters(takes: type[Parameters]) -> dict[str, dict[str, Any]]:
+    """Parameters as a JSON schema has them, each described as the docstring of their class does."""
+    meanings = {p.arg_name: {"description": _flowing(p.description or "")} for p in _docstring(takes).params}
+    schemas = takes.model_json_schema().get("properties", {})
+    return {key: meanings.get(key, {}) | schema for key, schema in schemas.items()}
+
+
+def _docstring(kind: type) -> Docstring:
+    try:
+        return parse(inspect.getdoc(kind) or "", DocstringStyle.GOOGLE)
+    except ParseError:  # another package's, in a style of its own
+        return Docstring()
+
+
+def _flowing(text: str) -> str:
+    return " ".join(text.split())
+
+
+_LIMITS = {
+    "minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than",
+}  # fmt: skip
+
+
+def _range(schema: dict[str, Any]) -> str:
+    """The values that a parameter may take, if there is more to say than its type."""
+    values = [False, True] if schema.get("type") == "boolean" else schema.get("enum")
+    if values is not None:
+        return ", ".join(map(str, values))
+    return ", ".join(f"{words} {schema[key]:.15g}" for key, words in _LIMITS.items() if key in schema)
 
 
 def _choices(key: str, schema: dict[str, Any]) -> str:
