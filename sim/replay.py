@@ -22,7 +22,7 @@ from sim.plan import Discipline, Plan, PlanError
 from sim.plans import declared, plan_of
 from sim.policies import Policy, Setting, blaming, make_policy, policy_class
 from sim.software import DEFAULT_SOFTWARE, Software
-from sim.terms import Terms, settle
+from sim.terms import Terms, TooSmallError, least_slots, settle
 from sim.view import View
 from sim.workload import Workload, batched, cached_tokens, workload
 from traces.cli import release
@@ -182,10 +182,7 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
     view = made.view(scene.trace, scene.work)
     run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
     plan = plan_of(made, setting, view, run | {"steps": _digest(view)} if kind.dear else run)
-    try:
-        settle(scene.work, plan, scene.budget)
-    except PlanError as wrong:
-        raise type(wrong)(f"policy {kind.name}: {wrong}") from None
+    settle_for(kind, scene.work, plan, scene.budget)
     if foresees(plan.eviction) and not kind.clairvoyant:
         raise InputError(
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
@@ -195,6 +192,18 @@ def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None)
         with blaming(f"policy {kind.name}: plan"):
             check_blind(made, scene.trace, scene.work, plan)
     return plan, made.parameters.model_dump()
+
+
+def settle_for(kind: type[Policy], work: Workload, plan: Plan, budget: int) -> Terms:
+    """What :func:`sim.terms.settle` makes of a policy's plan; errors, of the same kinds, name the policy."""
+    try:
+        return settle(work, plan, budget)
+    except TooSmallError as wrong:
+        helps = plan.gpu_bytes and kind.table_sizes and budget > least_slots(work, plan)
+        smaller = f", or smaller tables (--set; parameters: {', '.join(kind.table_sizes)})" if helps else ""
+        raise TooSmallError(f"policy {kind.name}: {wrong}{smaller}") from None
+    except PlanError as wrong:
+        raise PlanError(f"policy {kind.name}: {wrong}") from None
 
 
 def _digest(view: View) -> str:

@@ -77,10 +77,8 @@ def settle(
         thought += int(host_costs(work, plan.host).shared.sum(dtype=np.float64))
     work.check_size(streamed + asked, thought)
     every = sum(work.expert_bytes) * work.n_experts
-    if plan.gpu_bytes > budget and not plan.everything_resident:
-        raise TooSmallError(
-            f"plan: gpu_bytes is {plan.gpu_bytes}; expected less than the {budget} bytes that there are"
-        )
+    if not plan.everything_resident:
+        _check_room(work, plan, budget)
     left = every if plan.everything_resident else budget - plan.gpu_bytes
     return Terms(slots_of(work, plan, left), discipline or plan.discipline, chunks)
 
@@ -90,11 +88,30 @@ def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
     if plan.most_bytes and not plan.everything_resident:
         left = min(left, plan.most_bytes)
     own = plan.host.own.tolist() if plan.host is not None else []
-    taken = sum(work.expert_bytes[expert // work.n_experts] for expert in own)
-    if taken and left - taken < max(work.expert_bytes):
-        raise TooSmallError(
-            f"plan: host.own takes {taken} bytes; expected at most {left - max(work.expert_bytes)} of {left}, so that "
-            f"one more expert fits"
-        )
-    shared = split_slots(left - taken, work.expert_bytes, plan.per_layer)
+    shared = split_slots(left - _bytes_of(work, own), work.expert_bytes, plan.per_layer)
     return Slots(shared.capacity, shared.pool, tuple(own))
+
+
+def _bytes_of(work: Workload, experts: list[int]) -> int:
+    return sum(work.expert_bytes[expert // work.n_experts] for expert in experts)
+
+
+def least_slots(work: Workload, plan: Plan) -> int:
+    """Bytes of the fewest slots that a run can do with beside own ones: one, or one a layer."""
+    return max(work.expert_bytes) * (work.n_layers if plan.per_layer else 1)
+
+
+def _check_room(work: Workload, plan: Plan, budget: int) -> None:
+    """Raise TooSmallError if tables, experts with slots of their own and the fewest other slots do not fit together."""
+    slots = least_slots(work, plan)
+    own = _bytes_of(work, plan.host.own.tolist()) if plan.host is not None else 0
+    needed = int(plan.gpu_bytes) + own + slots
+    if budget >= needed or needed == slots:  # of slots alone it is said where they are split
+        return
+    one = "one expert in each layer" if plan.per_layer else "one expert"
+    parts = ((plan.gpu_bytes, "the policy's tables"), (own, "experts that stay for good"), (slots, one))
+    what = " + ".join(f"{size:,} for {name}" for size, name in parts if size)
+    enough = f"{-(-needed // 2**20)}MiB" if needed >= 2**20 else f"{needed}B"
+    raise TooSmallError(
+        f"the cache of {budget:,} bytes is too small: a run takes {what}; give --cache {enough} or more"
+    )

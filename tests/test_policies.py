@@ -420,5 +420,5 @@ def test_prediction_is_charged_and_gpu_bytes_are_taken_from_slots() -> None:
     log = Run(work, plan, 2_000_000).log()
     assert log.predict.tolist() == [7 * MS, 3 * MS, 7 * MS, 0]
     assert (log.found == MISS).tolist() == [True, False, True, True], "one slot is left"
-    with pytest.raises(InputError, match="cache: 999999 bytes cannot hold"):
+    with pytest.raises(InputError, match="the cache of 1,999,999 bytes is too small"):
         Run(work, plan, 1_999_999)

@@ -14,6 +14,7 @@ from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PRE
 from sim.plan import Host, Plan, PlanError, Requests
 from sim.policies import make_policy, policy_class
 from sim.replay import plan_for, replay, scene
+from sim.terms import TooSmallError
 from sim.view import View
 from sim.workload import Workload, batched, workload
 from tests.strategies import make_trace
@@ -95,7 +96,7 @@ def test_slots_of_ones_own_are_nobody_elses() -> None:
     log = witness.log()
     assert log.found.reshape(3, 4)[:, 0].tolist() == [MISS, REUSE_HIT, REUSE_HIT]
     assert all(0 not in event.detail[0] for event in witness.of("evicted"))
-    with pytest.raises(PlanError, match=r"host\.own takes 2000000 bytes; expected at most 1000000 of 2000000"):
+    with pytest.raises(TooSmallError, match=r"2,000,000 for experts that stay for good \+ 1,000,000 for one expert"):
         Run(work, Plan(host=dataclasses.replace(plan.host, own=np.array([0, 1]))), 2 * MIB)
 
 

@@ -76,8 +76,9 @@ class Policy(ABC):
     future, and so is a reference, not a system), ``foresight`` (how many routed layers of a step it is told ahead of
     their time: it stands for a model that was trained otherwise, and its summary says so), ``rank_aware`` (the order
     of experts within a route matters to it), ``variants`` (parameters, as typed, that a comparison of everything shows
-    beside the defaults), ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of
-    its setting that its plans do not depend on; they are hidden from it).
+    beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``dear`` (its plans
+    take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of its setting that its plans do not depend
+    on; they are hidden from it).
     """
 
     name: ClassVar[str]
@@ -89,6 +90,7 @@ class Policy(ABC):
     foresight: ClassVar[int] = 0
     rank_aware: ClassVar[bool] = False
     variants: ClassVar[tuple[str, ...]] = ()
+    table_sizes: ClassVar[tuple[str, ...]] = ()
     dear: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 

@@ -93,6 +93,7 @@ class Domoe(Policy):
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
     variants = ("keys=entry", "mode=table", "mode=trajectory", "eviction=lru")
+    table_sizes = ("entries", "keys", "room")
     dear = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters

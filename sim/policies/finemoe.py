@@ -57,6 +57,7 @@ class FineMoE(Policy):
     name = "finemoe"
     summary = "expert maps: semantic, then trajectory search beside the step; the less similar, the more it fetches"
     takes = FineMoEParameters
+    table_sizes = ("capacity",)
     parameters: FineMoEParameters
     needs = frozenset({"probs", "embeddings"})
     learns = True

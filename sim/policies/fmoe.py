@@ -58,6 +58,7 @@ class FMoE(Policy):
     summary = "DoMoE's semantic baseline: one table of all domains, searched at every layer on the critical path"
     takes = FMoEParameters
     variants = ("entries=4000", "entries=10000")
+    table_sizes = ("entries", "keys")
     parameters: FMoEParameters
     needs = frozenset({"embeddings"})
     learns = True

@@ -65,6 +65,7 @@ class MoEInfinity(Policy):
     summary = "activation matrices: prefetch by a similar request's expert ratios x proximity, evict likewise"
     takes = MoEInfinityParameters
     variants = ("scope=iteration",)
+    table_sizes = ("capacity",)
     parameters: MoEInfinityParameters
     learns = True
     ignores = frozenset({"budget"})

@@ -56,6 +56,7 @@ class ProMoE(Policy):
     summary = "a learned net a layer predicts a stride ahead, beside the step; LRU a layer"
     takes = ProMoEParameters
     variants = ("stride=3",)
+    table_sizes = ("width",)
     parameters: ProMoEParameters
     needs = frozenset({"embeddings"})
     learns = True
