@@ -35,6 +35,9 @@ from sim.workload import Workload
 if TYPE_CHECKING:
     import torch
 
+TOGETHER = 8
+"""Experts that are launched between looks at the link: as many as one kernel takes (``realrun.expert_kernels``)."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -158,7 +161,7 @@ class RealRun(Loop):
             self._warm_up(self.stage.layers.decode_step(count, top_k), {1, min(2, count), count}, prompt=False)
         if (schedule.phase == PREFILL).any():
             longest = int(rows[schedule.phase == PREFILL].max())
-            served = {1, min(2, longest), longest, *np.unique(self.work.tokens).tolist()}
+            served = {1, min(2, longest), longest, *np.unique(np.minimum(self.work.tokens, longest)).tolist()}
             self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), served, prompt=True)
         prediction = self.plan.prediction
         self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
@@ -204,7 +207,7 @@ class RealRun(Loop):
                 self.link.kick()
             step, take = self._step(number, phase == PREFILL)
             if phase == PREFILL and plan.prediction.prompt_ns:
-                self._predicting(number, plan.prediction.prompt_ns)
+                self._decide(([], plan.prediction.prompt_ns, []), number)
             moment = number * (work.n_layers + 1)
             if moment in self._at_moments:
                 self._decide(self._at_moments[moment], number)
@@ -243,6 +246,7 @@ class RealRun(Loop):
 
     def _until_route(self, step: Step, layer: int, call: int, prompt: bool) -> None:
         """Run what comes before a route and wait for the router's answer."""
+        self.link.poll()
         compute = self.device.compute
         begin = compute.mark()
         self.stage.layers.launch(step, layer, prompt)
@@ -264,7 +268,7 @@ class RealRun(Loop):
         self._await(end, "the token of step", number)
         self.times.head.append((number, begin, end))
         self.finish.append(time.perf_counter_ns() - self._start)
-        self._busy.append(self.link.busy_ns)
+        self._busy.append(self.link.busy_ns())
         if self.checker:
             self.checker.read(number)
         if self._keep_outputs:
@@ -292,16 +296,19 @@ class RealRun(Loop):
             link.awaited.update(expert for group in groups[1:] for expert in group)
         ready, waiting = self._claim(groups[0])
         decision = self._at_moments.get(moment)
-        thinks = decision is not None and bool(decision[1]) and plan.prediction.critical
-        link.kick(some=not thinks)
-        if decision is not None and thinks:  # the step waits for the answer; demands are on their way
-            self._decide(decision, number)
+        thought = self._think(decision) if decision is not None else None
+        link.kick(some=thought is None)
+        if decision is not None and thought is not None:  # the step waits for the answer; demands are on their way
+            self._revalue(decision)
+            self._answer(thought, number)
             since = None
         beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
         last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
         link.kick()
-        if decision is not None and not thinks:
-            self._decide(decision, number)
+        if decision is not None:
+            if thought is None:
+                self._revalue(decision)
+            self._ask(decision)
         if self._streams(call):
             self._stream_next_layer(call + 1)
         link.kick()
@@ -345,7 +352,11 @@ class RealRun(Loop):
         if self.checker:
             self.checker.launch(slots, experts, after=False)
             begin = compute.mark()
-        compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
+        for first in range(0, len(slots), TOGETHER):
+            if first:
+                self.link.poll()  # launching takes a while: the link must not run dry meanwhile
+            some = slice(first, first + TOGETHER)
+            compute.launch(self.experts.launch, step.states, step.outputs, slots[some], pairs[some], take)
         end: Event = compute.mark()
         self.times.experts.append((call, begin, end))
         if self.checker:
@@ -362,7 +373,7 @@ class RealRun(Loop):
             there = self._stand_still(call, transfer, transfer.expert in late, last)
             last = self._launch(call, [transfer.expert], of, step, take, there)
             self.cache.used[transfer.expert] = 1
-            self.link.poll()  # launching takes a while: the link must not run dry meanwhile
+            self.link.poll()
         if group:
             self._hold(last, group)
 

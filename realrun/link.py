@@ -59,8 +59,7 @@ class CopyLink(Link):
         self._handed = 0  # bytes handed over and not known to have arrived
         self._stretches = 0
         self._busy_since = 0
-        self.busy_ns = 0
-        """How long the copying stream had something to do, by the host's clock: a little more than it took."""
+        self._busy_ns = 0
         self._idle_events: list[Event] = []
         self._piece = max(1, min(PIECE_BYTES, store.size // max(1, chunks) or 1))
         self._ahead = max(AHEAD_BYTES, 2 * self._piece)
@@ -78,6 +77,7 @@ class CopyLink(Link):
 
         With ``some``, only what keeps the link busy for the moment: the engine has something to launch first.
         """
+        self.poll(follow=False)  # what has arrived meanwhile makes room for more
         running = self._running
         if running is not None and (running.demand or self._demands):
             overtaken = not running.demand and self.discipline == "preemptive"
@@ -101,10 +101,14 @@ class CopyLink(Link):
                 self._land(transfer)
         if arrived:
             if not self._flying:
-                self.busy_ns += time.perf_counter_ns() - self._busy_since
+                self._busy_ns += time.perf_counter_ns() - self._busy_since
             if follow:
                 self._advance()
         return arrived
+
+    def busy_ns(self) -> int:
+        """How long the copying stream has had something to do, by the host's clock: a little more than it took."""
+        return self._busy_ns + (time.perf_counter_ns() - self._busy_since if self._flying else 0)
 
     @property
     def moving(self) -> bool:

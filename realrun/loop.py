@@ -38,6 +38,8 @@ SWITCH_SECONDS = 2e-5
 """After so long a thread that computes gets the interpreter from the one that looks again and again."""
 PAUSE_SECONDS = 5e-5
 """Between two turns while a thread of the host computes: it needs the processor more."""
+REQUESTS_BETWEEN_LOOKS = 32
+"""Requests between looks at the link, which must not run dry meanwhile."""
 TURNS_BETWEEN_LOOKS = 256
 """Turns between looks at the clock and at whether somebody wants the run to end."""
 
@@ -268,26 +270,45 @@ class Loop:
 
     def _decide(self, decision: Moment, number: int) -> None:
         """Execute what is decided at a moment of step ``number``: new values, the work of predicting, requests."""
-        values, cost, requests = decision
-        for first, row in values:
-            self.cache.valued(first, row)
-        if cost and self.plan.prediction.critical:
-            self._predicting(number, cost)
-        elif cost:
-            self._asides.append((self._predictions.begin(cost, critical=False), requests))
-            return
-        self._request(requests)
+        thought = self._think(decision)
+        self._revalue(decision)
+        if thought is not None:
+            self._answer(thought, number)
+        self._ask(decision)
 
-    def _predicting(self, number: int, ns: int) -> None:
-        begin = time.perf_counter_ns()
-        self._await(self._predictions.begin(ns, critical=True), "the answer of a prediction in step", number)
+    def _think(self, decision: Moment) -> tuple[int, Event] | None:
+        """Begin to predict, if the step waits for the answer: when it began, and its end."""
+        if not (decision[1] and self.plan.prediction.critical):
+            return None
+        return time.perf_counter_ns(), self._predictions.begin(decision[1], critical=True)
+
+    def _answer(self, thought: tuple[int, Event], number: int) -> None:
+        """Wait for a prediction of step ``number``."""
+        begin, event = thought
+        self._until(event.query, "the answer of a prediction in step", number)
         self.predict[number] += time.perf_counter_ns() - begin
+        self._turn()  # all that was launched before it is over
+
+    def _revalue(self, decision: Moment) -> None:
+        """Tell the cache of new values."""
+        for first, row in decision[0]:
+            self.cache.valued(first, row)
+
+    def _ask(self, decision: Moment) -> None:
+        """Make the requests, behind a prediction that nobody waits for if there is one."""
+        _, cost, requests = decision
+        if cost and not self.plan.prediction.critical:
+            self._asides.append((self._predictions.begin(cost, critical=False), requests))
+        else:
+            self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
         link = self.link
-        for expert, call, priority in requests:
+        for number, (expert, call, priority) in enumerate(requests, 1):
             if call > link.passed:
                 link.request(expert, call, priority)
+            if not number % REQUESTS_BETWEEN_LOOKS:
+                link.poll()
 
     def _stream_next_layer(self, call: int) -> None:
         n_experts = self.n_experts
