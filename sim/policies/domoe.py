@@ -9,8 +9,9 @@ the project's own (nearest layer first, demands overtake).
 """
 
 import re
+from collections.abc import Callable
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +31,8 @@ from sim.predictors.table import tables as tables_of
 from sim.predictors.upkeep import Upkeep
 from sim.view import View
 from sim.wishes import merged
+
+_Made = TypeVar("_Made")
 
 
 class DomoeParameters(base.Parameters):
@@ -143,10 +146,19 @@ class Domoe(Policy):
         """A routing table a domain."""
         return tables_of(self.setting.profile, self.parameters.entries)
 
+    @cached_property
+    def _predictors(self) -> dict[tuple[int, int], Neighbours]:
+        return {}
+
+    @cached_property
+    def _estimates(self) -> dict[tuple[int, int], Estimate]:
+        return {}
+
     def predictor(self, level: int, n_experts: int, among: list[Table] | None = None) -> Neighbours:
         """The predictor over ``among`` (default: the tables of the whole profile split)."""
+        if among is None:
+            return _once(self._predictors, (level, n_experts), lambda: self.predictor(level, n_experts, self.tables))
         p, seed = self.parameters, self.setting.seed
-        among = self.tables if among is None else among
         domains = [Domain.build(table, level, p.entries, p.prototypes, seed) for table in among]
         matching = Matching([domain.prototypes for domain in domains], p.clusters, p.reading, p.tables, p.margin, seed)
         return Neighbours(among, matching, votes=p.top_k, keys=p.keys, level=level, n_experts=n_experts)
@@ -159,7 +171,7 @@ class Domoe(Policy):
 
     def miss(self, level: int, n_experts: int) -> np.ndarray:
         """The objective's chances, by offset (L,) or by layer (L, L)."""
-        found = self.estimate(level, n_experts)
+        found = _once(self._estimates, (level, n_experts), lambda: self.estimate(level, n_experts))
         return found.by_layer() if self.parameters.chances == "layer" else found.by_offset()
 
     def prediction_layers(self, level: int, n_experts: int, n_layers: int) -> tuple[int, ...]:
@@ -224,6 +236,13 @@ class Domoe(Policy):
         held = ", ".join(f"{t.domain} {len(t):,} of {sum(t.seen.values()):,} tokens" for t in self.tables)
         where = "all" if len(points) > 1 and points == tuple(range(len(points))) else ", ".join(map(str, points))
         return f"routing tables: {held}; predictions at routed layers: {where}"
+
+
+def _once(made: dict[tuple[int, int], _Made], key: tuple[int, int], make: Callable[[], _Made]) -> _Made:
+    """What was made for ``key``: a policy that decides moment by moment is asked for a plan at each."""
+    if key not in made:
+        made[key] = make()
+    return made[key]
 
 
 def _popularity(view: View, tables: list[Table], chosen: np.ndarray) -> Values:

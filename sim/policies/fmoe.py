@@ -18,6 +18,7 @@ Decided here:
   width a level, and a path.
 """
 
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -68,7 +69,7 @@ class FMoE(Policy):
     def plan(self, view: View) -> Plan:
         """Search at every layer; ask for the best experts of the next one."""
         given, software = self.parameters, self.setting.software
-        predictor = GlobalTable(self.setting.profile, given.entries, votes=given.top_k, keys=given.keys)
+        predictor = self._predictor
         entries, model = len(predictor.table), self.setting.model
         # The embedding layer's output never changes in a step: one search serves all layers.
         points = np.arange(1 if given.keys == "token" else view.n_layers)
@@ -84,6 +85,11 @@ class FMoE(Policy):
             gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
             note=f"one table of all domains: {entries:,} of {seen:,} tokens",
         )
+
+    @cached_property
+    def _predictor(self) -> GlobalTable:
+        given = self.parameters
+        return GlobalTable(self.setting.profile, given.entries, votes=given.top_k, keys=given.keys)
 
     def _requests(self, view: View, predictor: GlobalTable) -> Requests:
         """The best experts of each layer, asked for as soon as the one before it has its route."""
