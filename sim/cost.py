@@ -51,6 +51,8 @@ class Costs:
         """Before experts that are there begin, once a route is known."""
         self.alone_ns = int(_whole(np.array(self._loop_us("alone_us") * 1e3)))
         """What an expert that is waited for takes more than one of those that are there."""
+        self.copying_ns = int(_whole(np.array(self._loop_us("copying_us") * 1e3)))
+        """What a routed layer takes more if a copy is under way as it begins."""
 
     def _loop_us(self, name: str) -> float:
         """A figure of the decode loop: of this model's own layers if they were measured, else of any; 0 without."""

@@ -153,7 +153,10 @@ class Run:
                     self._owed += layer_ns[call]
                 else:
                     begin = env.now
-                    yield env.timeout(layer_ns[call])
+                    # Whatever ends on the link at this instant has ended, and what follows it has begun. An idle
+                    # link, as above, moves nothing.
+                    copying = work.copying_ns if link.moving else 0
+                    yield env.timeout(layer_ns[call] + copying)
                     if observer:
                         observer.compute(begin, env.now, "attention", call)
                 first = offsets[call]

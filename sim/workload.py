@@ -94,6 +94,7 @@ class Workload:
         launch_ns: what passes before the experts of a wave that are there begin; nothing before those that are waited
             for. It is nobody's compute time.
         alone_ns: what each expert that is waited for takes beyond its ``expert_ns``.
+        copying_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
     """
 
     schedule: Schedule
@@ -114,6 +115,7 @@ class Workload:
     chained: bool = False
     launch_ns: int = 0
     alone_ns: int = 0
+    copying_ns: int = 0
 
     @property
     def n_calls(self) -> int:
@@ -149,7 +151,7 @@ class Workload:
         """
         work = (self.layer_ns, self.shared_ns, self.expert_ns, self.head_ns)
         busy = sum(int(part.max(initial=0)) * len(part) for part in work)
-        busy += max(self.launch_ns, self.alone_ns) * len(self.expert)
+        busy += max(self.launch_ns, self.alone_ns) * len(self.expert) + self.copying_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -220,6 +222,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         chained=hardware.link.queued is not None,
         launch_ns=costs.launch_ns,
         alone_ns=costs.alone_ns,
+        copying_ns=costs.copying_ns,
     )
     work.check_size()
     return work

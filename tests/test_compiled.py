@@ -65,7 +65,8 @@ def test_any_plan_gives_the_integers_of_the_reference(
 def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
     # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
     rng = np.random.default_rng(seed)
-    work = dataclasses.replace(coarse(world.work, rng), launch_ns=int(rng.integers(3)), alone_ns=int(rng.integers(3)))
+    some = {name: int(rng.integers(3)) for name in ("launch_ns", "alone_ns", "copying_ns")}
+    work = dataclasses.replace(coarse(world.work, rng), **some)
     world = dataclasses.replace(world, work=work, budget=slots * max(world.work.expert_bytes))
     plan = arbitrary_plan(rng, world, wanted)
     if not world.fits(plan):

@@ -147,6 +147,22 @@ def test_waiting_for_the_route_is_charged_once_a_routed_layer() -> None:
     assert (waiting - without).tolist() == [[7000] * 4]
 
 
+def test_what_copies_cost_a_layer_is_its_own_models_figure_if_there_is_one() -> None:
+    curve = {"source": "seen", "points": [[1, 1000], [2, 2000]]}
+    layer = {"hidden": 100, "attention": small().attention.shape, "experts": 4, "decode": curve, "prefill": curve}
+
+    def copying_ns(software_us: float | None, layer_us: float | None, **model: object) -> int:
+        software, own = ({} if us is None else {"copying_us": us} for us in (software_us, layer_us))
+        hardware = {**PLAIN, "software": PLAIN["software"] | software, "layer": [layer | own]}
+        return Costs(small(**model), Hardware.from_dict(hardware)).copying_ns
+
+    assert copying_ns(None, None) == 0
+    assert copying_ns(11.4, None) == 11400
+    assert copying_ns(11.4, 30) == copying_ns(None, 30) == 30_000
+    assert copying_ns(11.4, 0) == 0
+    assert copying_ns(11.4, 30, num_experts=5) == 11400, "another model's layers"
+
+
 @given(
     st.sampled_from(builtin_models()),
     st.sampled_from(["h200", "l40", "rtx-4090"]),

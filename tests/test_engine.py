@@ -173,13 +173,14 @@ def _stretch(
 
 @given(planned())
 @settings(max_examples=150)
-def test_time_is_compute_stalls_and_prediction(case: tuple[World, str, Plan]) -> None:
+def test_time_is_compute_stalls_prediction_and_what_copies_cost(case: tuple[World, str, Plan]) -> None:
     world, _, plan = case
     witness, log = witnessed(world, plan)
     begin = np.concatenate([[0], log.finish[:-1]])
     stalls = log.stall_demand + log.stall_late + (log.stall_host if plan.host else 0)
     compute = world.work.compute_ns(log.found != HOSTED)
-    assert (log.finish - begin == compute + stalls.reshape(-1, world.work.n_layers).sum(1) + log.predict).all()
+    waited = (stalls + longer(world.work, witness)).reshape(-1, world.work.n_layers).sum(1)
+    assert (log.finish - begin == compute + waited + log.predict).all()
     # The same from the events: the GPU's slices and stalls fill its time without a gap or an overlap.
     now = 0
     for event in witness.events:
@@ -189,6 +190,30 @@ def test_time_is_compute_stalls_and_prediction(case: tuple[World, str, Plan]) ->
     assert now == log.finish[-1]
     late = sum(e.end - e.begin for e in witness.of("stall") if e.detail[2] == "late")
     assert late == log.stall_late.sum()
+
+
+def longer(work: Workload, witness: Witness) -> np.ndarray:
+    """By how much the layer's own part of each call took longer than without copies."""
+    layers = [event for event in witness.of("compute") if event.detail[0] == "attention"]
+    assert [event.detail[1] for event in layers] == list(range(work.n_calls))
+    return np.array([event.end - event.begin for event in layers]) - work.layer_ns
+
+
+@given(planned())
+@settings(max_examples=150)
+def test_a_layer_takes_longer_exactly_where_a_copy_is_under_way_as_it_begins(case: tuple[World, str, Plan]) -> None:
+    world, _, plan = case
+    world = dataclasses.replace(world, work=dataclasses.replace(world.work, copying_ns=7))
+    witness, _ = witnessed(world, plan)
+    stretches = [(event.begin, event.end) for event in witness.of("transfer")]
+    begins = [event.begin for event in witness.of("compute") if event.detail[0] == "attention"]
+    for at, more in zip(begins, longer(world.work, witness).tolist(), strict=True):
+        if any(begin < at < end for begin, end in stretches):
+            assert more == 7
+        elif not any(begin == at for begin, _ in stretches):
+            assert more == 0, "a copy that ends as the layer begins is over"
+        else:  # begun at this instant: before the layer, or by a layer that took no time
+            assert more in (0, 7)
 
 
 @given(planned())

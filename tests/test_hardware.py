@@ -158,6 +158,9 @@ def test_measured_h200_copies() -> None:
         ("waits_for_route = false", "waits_for_route = 0", "software.waits_for_route is 0; expected true or false"),
         ("gbps = 25", "gbps = 25\nh2d = { points = [[1, 1], [2, 2]], source = 's' }", "either h2d points or both"),
         ("gbps = 25", "gbps = { value = 25 }", "link.gbps.source is missing"),
+        ("operation_us = 0", "operation_us = 0\ncopying_us = -1", "software.copying_us.value is -1"),
+        ("[gpu]", "[host]\nhost_gbps = 0\nshared_gbps = 1\n[gpu]", "host.host_gbps is 0; expected above 0"),
+        ("[gpu]", "[host]\nhost_gbps = 50\n[gpu]", "host.shared_gbps is missing"),
     ],
 )
 def test_a_bad_profile_is_refused_in_one_line(old: str, new: str, message: str) -> None:

@@ -170,8 +170,8 @@ def other_future(world: World, step: int, seed: int) -> World:
     work = workload(changed, world.model, world.hardware, batched(changed, world.batch))
     same = int(world.work.offsets[(step + 1) * work.n_layers])
     costs = np.concatenate([world.work.expert_ns[:same], np.ones(len(work.expert) - same, np.int64)])
-    kept = {n: getattr(world.work, n) for n in ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained")}
-    work = dataclasses.replace(work, expert_ns=costs, **kept)
+    same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "copying_ns")
+    work = dataclasses.replace(work, expert_ns=costs, **{name: getattr(world.work, name) for name in same_costs})
     return dataclasses.replace(world, trace=changed, work=work, profile=world.profile or world.trace)
 
 

@@ -152,6 +152,7 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     work = workload(trace, model, machine, batched(trace, batch))
     if draw(st.booleans()):
         work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
+    work = dataclasses.replace(work, copying_ns=draw(st.sampled_from([0, 0, 1, 3, 30_000])))
     most = max(sizes)
     budget = draw(
         st.one_of(

@@ -47,7 +47,8 @@ def run(m: Any) -> bool:
             number_at(m.predict, step).n += _decide(m)
             kick(m)
         for layer in range(m.n_layers):
-            advance(m, m.now + number_at(m.layer_ns, step * m.n_layers + layer).n)
+            copying = 0 if m.running == NOBODY else m.copying_ns
+            advance(m, m.now + number_at(m.layer_ns, step * m.n_layers + layer).n + copying)
             if not _call(m, step, layer):
                 return False
         advance(m, m.now + number_at(m.head_ns, step).n)

@@ -102,7 +102,7 @@ _ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "
               "pieces", "moments", "requests", "valued", "table")  # fmt: skip
 _SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring",
              "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
-             "everything_resident", "launch_ns", "alone_ns")  # fmt: skip
+             "everything_resident", "launch_ns", "alone_ns", "copying_ns")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -206,6 +206,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "chained": work.chained,
         "launch_ns": work.launch_ns,
         "alone_ns": work.alone_ns,
+        "copying_ns": work.copying_ns,
         "critical": plan.prediction.critical,
         "prompt_ns": plan.prediction.prompt_ns,
         "keep": plan.keep,
