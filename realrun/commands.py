@@ -122,12 +122,14 @@ class Wanted:
 def generate_command(wanted: Wanted) -> None:
     """Generate text with a model's experts offloaded, print it, and what it took on standard error.
 
+    Whatever can be seen to be wrong before the model's weights are loaded is refused then.
+
     Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
     ``compare`` RunError if the tokens are not those of the resident model.
     """
     from realrun.device import open_device
     from realrun.generate import Choice, Offloader, resident_tokens
-    from traces.checkpoint import BASIS_FILE, end_tokens, load, located
+    from traces.checkpoint import BASIS_FILE, end_tokens, load_model, load_tokenizer, located, skeleton
     from traces.embeddings import Basis
     from traces.trace import Trace
 
@@ -137,23 +139,24 @@ def generate_command(wanted: Wanted) -> None:
     if wanted.seed < 0:
         raise InputError(f"--seed {wanted.seed}; expected at least 0")
     name, *settings = wanted.policy.split(",")
-    policy_class(name)
-    values = values_of([*settings, *wanted.set_], "--set")
-    learned = tuple(Trace.load(path).select("profile") for path in wanted.profile)
+    choice = Choice(
+        name, values_of([*settings, *wanted.set_], "--set"), wanted.cache,
+        [Trace.load(path).select("profile") for path in wanted.profile], seed=wanted.seed, check=wanted.check,
+        limit=host_bytes_of(wanted.host_memory),
+    )  # fmt: skip
+    choice.refuse()
     folder = located(wanted.model)
     basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
+    choice.refuse_for(skeleton(folder), basis)
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer(wanted.prompt)["input_ids"]
+    if not ids:
+        raise InputError(f"--prompt {wanted.prompt!r}: no token in it; expected a text")
     with written(wanted.json) as write, open_device(wanted.device) as device:
-        model, tokenizer = load(folder, device="cpu")
-        ids = tokenizer(wanted.prompt)["input_ids"]
-        if not ids:
-            raise InputError("--prompt: no token in it; expected a text")
+        model = load_model(folder, device="cpu")
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         eos = end_tokens(model, tokenizer)
         expected = resident_tokens(model, device, ids, wanted.tokens, pad, eos) if wanted.compare else None
-        choice = Choice(
-            name, values, wanted.cache, learned, seed=wanted.seed, check=wanted.check,
-            limit=host_bytes_of(wanted.host_memory),
-        )  # fmt: skip
         with Offloader(model, device, choice, basis) as offloader:
             result = offloader.generate(ids, wanted.tokens, pad, eos)
         text = tokenizer.decode(result.tokens)

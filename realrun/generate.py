@@ -14,20 +14,20 @@ import numpy as np
 
 from realrun.device import Device
 from realrun.host_store import HostStore
-from realrun.live import LiveTrace, Planner, Shape, one_step
+from realrun.live import LiveTrace, Planner, Shape, check_basis, check_online, one_step
 from realrun.offload import ExpertWeights, Offloaded, OffloadLoop
 from realrun.predicting import Predictions
-from sim.capacity import describe_capacity, parse_capacity
+from sim.capacity import as_typed, describe_capacity, parse_capacity
 from sim.hardware import Hardware
 from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFILL, Counters
 from sim.model import Attention, ModelSpec
-from sim.policies import Setting, make_policy, policy_class
+from sim.policies import Setting, make_policy, parameters_of, policy_class
+from sim.replay import settle_for
 from sim.software import Software
-from sim.terms import settle
 from traces.decoding import Decoding, Prompt, passes
 from traces.embeddings import Basis
 from traces.errors import InputError
-from traces.routers import RoutedLayer, parts, routed_layers
+from traces.routers import RoutedLayer, no_router, parts, routed_layers
 from traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -47,6 +47,43 @@ class Choice:
     seed: int = 0
     check: bool = False
     limit: int | None = None
+
+    def refuse(self) -> None:
+        """Refuse what is wrong whatever the model. Raises InputError."""
+        kind = policy_class(self.policy)
+        check_online(kind)
+        parameters_of(self.policy, dict(self.values))
+        if not as_typed(self.cache)[0]:
+            raise InputError(f"--cache {self.cache!r}: expected room for one expert at least, such as 1 (slot)")
+        if kind.learns and not self.profile:
+            raise InputError(f"policy {kind.name}: it learns from a profile split; name traces with --profile")
+
+    def refuse_for(self, model: Any, basis: Basis | None) -> None:
+        """Refuse what does not go with ``model``, whose weights may be missing, or its ``basis``. Raises InputError."""
+        check_basis(policy_class(self.policy), basis, self.profile)
+        for routed, weights in _stacks(model).values():
+            shape = len(routed), weights[0].count
+            for trace in self.profile:
+                if (trace.n_layers, trace.n_experts) != shape:
+                    raise InputError(
+                        f"--profile {trace.source}: {trace.n_layers} layers x {trace.n_experts} experts; expected "
+                        f"those of the model, {shape[0]} x {shape[1]}"
+                    )
+
+
+def _stacks(model: Any) -> dict[str, tuple[list[RoutedLayer], list[ExpertWeights]]]:
+    """Routed layers and their experts, of each stack that has any. Raises InputError if none has, or they differ."""
+    found = {}
+    for part in parts(model):
+        if not (routed := routed_layers(model, part)):
+            continue
+        weights = [ExpertWeights(layer) for layer in routed]
+        if len({(one.size, one.count) for one in weights}) != 1:
+            raise InputError(f"{type(model).__name__}: routed layers differ in the number or the size of their experts")
+        found[part] = routed, weights
+    if not found:
+        raise no_router(model)
+    return found
 
 
 @dataclass(frozen=True)
@@ -97,17 +134,15 @@ class Offloader:
 
     def __init__(self, model: Any, device: Device, choice: Choice, basis: Basis | None = None) -> None:
         self.model, self.device, self.choice = model, device, choice
+        choice.refuse()
+        choice.refuse_for(model, basis)
         _one_after_another(model)
-        stacks = {part: routed_layers(model, part) for part in parts(model)}
-        stacks = {part: routed for part, routed in stacks.items() if routed}
-        total = 0
-        weights = {part: [ExpertWeights(layer) for layer in routed] for part, routed in stacks.items()}
-        for part in stacks:
-            total += sum(one.size * one.count for one in weights[part])
+        stacks = _stacks(model)
+        bytes_of = {part: sum(one.size * one.count for one in weights) for part, (_, weights) in stacks.items()}
         self.stacks: list[_Stack] = []
-        for part, routed in stacks.items():
-            share = sum(one.size * one.count for one in weights[part]) / total
-            self.stacks.append(_Stack(model, part, routed, weights[part], device, choice, share, basis))
+        for part, (routed, weights) in stacks.items():
+            share = bytes_of[part] / sum(bytes_of.values())
+            self.stacks.append(_Stack(model, part, routed, weights, device, choice, share, basis))
         model.to(device.torch_device)
 
     def __enter__(self) -> "Offloader":
@@ -155,10 +190,7 @@ class _Stack:
         self, model: Any, part: str, routed: list[RoutedLayer], weights: list[ExpertWeights], device: Device,
         choice: Choice, share: float, basis: Basis | None,
     ) -> None:  # fmt: skip
-        sizes, counts = {one.size for one in weights}, {one.count for one in weights}
-        if len(sizes) != 1 or len(counts) != 1:
-            raise InputError(f"{type(model).__name__}: routed layers differ in the number or the size of their experts")
-        self.size, self.count = sizes.pop(), counts.pop()
+        self.size, self.count = weights[0].size, weights[0].count
         self.model, self.part, self.routed, self.device, self.choice = model, part, routed, device, choice
         self.offloaded = Offloaded(routed, weights)
         layers = len(routed)
@@ -176,14 +208,6 @@ class _Stack:
         spec = _spec(self.shape, hidden)
         hardware, software = Hardware.load(choice.hardware), Software.load(choice.software)
         setting = Setting(spec, budget, tuple(choice.profile), choice.seed, hardware, software)
-        if kind.learns and not choice.profile:
-            raise InputError(f"policy {kind.name}: it learns from a profile split; name traces with --profile")
-        for trace in choice.profile:
-            if (trace.n_layers, trace.n_experts) != (layers, self.count):
-                raise InputError(
-                    f"--profile {trace.source}: {trace.n_layers} layers x {trace.n_experts} experts; expected those of "
-                    f"the model, {layers} x {self.count}"
-                )
         self.policy = make_policy(choice.policy, setting, dict(choice.values))
         self.live = LiveTrace(self.shape, kind.needs, basis)
         self._basis = basis
@@ -207,7 +231,7 @@ class _Stack:
         plan = self.policy.plan(self.policy.view(self.live.trace(), one_step(self.shape, [0], PREFILL)))
         if plan.host is not None:
             raise InputError(f"policy {self.policy.name}: it runs experts on the host, which only a replay does")
-        terms = settle(one_step(self.shape, [0], PREFILL), plan, self.budget)
+        terms = settle_for(type(self.policy), one_step(self.shape, [0], PREFILL), plan, self.budget)
         self.live = LiveTrace(self.shape, type(self.policy).needs, self._basis)
         self.planner = Planner(self.policy, self.live)
         shape = (len(self.routed), self.count)

@@ -23,6 +23,36 @@ from traces.trace import DECODE, PREFILL, Trace
 
 ONLINE = frozenset({"gates", "probs", "lookahead", "embeddings", "prefill_embeddings"})
 """Optional arrays that can be had while a model runs."""
+EMBEDDED = frozenset({"embeddings", "prefill_embeddings"})
+"""Those of them that take an embedding basis."""
+
+
+def check_online(kind: type[Policy]) -> None:
+    """Raise InputError for a policy that only a replay can run: for what it must be told, or where experts run."""
+    if kind.clairvoyant or kind.foresight:
+        raise InputError(f"policy {kind.name}: it is told what comes, which only a trace can tell; replay one")
+    if kind.hosts:
+        raise InputError(f"policy {kind.name}: it runs experts on the host, which only a replay does")
+    if missing := sorted(kind.needs - ONLINE):
+        raise InputError(f"policy {kind.name}: it needs the array {missing[0]}, which a running model does not give")
+
+
+def check_basis(kind: type[Policy], basis: Basis | None, profile: Sequence[Trace]) -> None:
+    """Raise InputError if a policy reads embeddings, and there is no basis, or one that a profile was not made with."""
+    if not kind.needs & EMBEDDED:
+        return
+    if basis is None:
+        raise InputError(
+            f"policy {kind.name}: it needs embeddings, and the checkpoint has no embedding_basis.npz: capture a trace "
+            f"of it"
+        )
+    for trace in profile:
+        made = trace.meta.get("embedding", {}).get("basis_sha256")
+        if made != basis.sha256:
+            raise InputError(
+                f"--profile {trace.source}: embedding basis {str(made)[:8]}; expected that of the checkpoint, "
+                f"{basis.sha256[:8]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -45,18 +75,12 @@ class LiveTrace:
         needs: the optional arrays to keep.
         basis: the model's embedding basis, if embeddings are among them.
 
-    Raises InputError if an array is needed that a running model cannot give, or embeddings without a basis.
+    What it cannot keep is refused beforehand (:func:`check_online`, :func:`check_basis`).
     """
 
     def __init__(self, shape: Shape, needs: frozenset[str], basis: Basis | None) -> None:
-        if missing := sorted(needs - ONLINE):
-            raise InputError(f"the policy needs the array {missing[0]}, which a running model does not give")
-        if basis is None and needs & {"embeddings", "prefill_embeddings"}:
-            raise InputError(
-                "the policy needs embeddings, and the checkpoint has no embedding_basis.npz: capture a trace of it"
-            )
         self.shape, self.needs = shape, needs
-        self.basis = basis if needs & {"embeddings", "prefill_embeddings"} else None
+        self.basis = basis if needs & EMBEDDED else None
         self.rows = self.decode = 0
         self._room = 64
         self.level = prefill_level(len(shape.layers))
@@ -176,13 +200,10 @@ class Planner:
     """What a policy decides at each moment of a sequence that runs.
 
     ``plan`` is the policy's plan at the very beginning, from which eviction, pools, discipline and the like are taken
-    for the whole run. Raises InputError for a policy that must see what has not happened yet.
+    for the whole run. The policy must be one that :func:`check_online` lets pass.
     """
 
     def __init__(self, policy: Policy, live: LiveTrace) -> None:
-        kind = type(policy)
-        if kind.clairvoyant or kind.foresight:
-            raise InputError(f"policy {kind.name}: it is told what comes, which only a trace can tell; replay one")
         self.policy, self.live = policy, live
         self.step = -1
         self.plan: Plan | None = None

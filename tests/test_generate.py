@@ -18,16 +18,21 @@ import torch
 from realrun.__main__ import main
 from realrun.device import open_device
 from realrun.generate import Choice, Generated, Offloader, resident_tokens
-from realrun.live import LiveTrace, Planner, Shape
+from realrun.live import LiveTrace, Planner, Shape, check_basis, check_online
+from realrun.offload import ExpertWeights
 from sim.engine import by_moment
 from sim.log import PREFILL
 from sim.plan import Plan, Requests
-from sim.policies import Policy, make_policy
+from sim.policies import Policy, make_policy, policy_class
 from sim.replay import bundled_traces
 from sim.view import View
 from tests import tiny_families, tiny_moe
 from tests.worlds import World, worlds
+from traces.checkpoint import skeleton
+from traces.embeddings import Basis
 from traces.errors import InputError
+from traces.routers import parts, routed_layers
+from traces.trace import Trace
 
 LAW = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
 PROMPT = [5, 9, 14, 7, 22, 31]
@@ -93,6 +98,18 @@ def test_policies_that_need_no_future_run_online(policy: str) -> None:
     assert generated("mixtral", Choice(name, values, cache="50%", check=True)).tokens == resident("mixtral")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_skeleton_has_the_structure_of_the_model(family: str, tmp_path: Path) -> None:
+    model = model_of(family)
+    model.save_pretrained(tmp_path)
+    bones = skeleton(tmp_path)
+    assert all(parameter.is_meta for parameter in bones.parameters())
+    for part in parts(model):
+        shapes = [[(w.count, [p.shape for p in w.parts]) for w in map(ExpertWeights, routed_layers(one, part))]
+                  for one in (model, bones)]  # fmt: skip
+        assert shapes[0] == shapes[1]
+
+
 def test_a_second_prompt_finds_what_the_first_left() -> None:
     with open_device("cpu") as device, Offloader(model_of("mixtral"), device, Choice(cache="100%")) as offloader:
         first = offloader.generate(PROMPT, 8, 2, set()).tokens
@@ -107,11 +124,20 @@ def test_what_must_see_the_future_is_refused() -> None:
 
 
 def test_what_a_running_model_cannot_give_is_named() -> None:
-    shape = Shape("toy", (0, 1), 4, 1, 256, 3)
-    with pytest.raises(InputError, match="embedding_basis"):
-        LiveTrace(shape, frozenset({"embeddings"}), None)
-    with pytest.raises(InputError, match="the array answers"):
-        LiveTrace(shape, frozenset({"answers"}), None)
+    class Asking(Policy):
+        name = "asking"
+        needs = frozenset({"answers"})
+
+    with pytest.raises(InputError, match="policy asking: it needs the array answers"):
+        check_online(Asking)
+    profile = Trace.load(LAW).select("profile")
+    basis = Basis(np.eye(4, 3, dtype=np.float32), np.ones(3, np.float32), 6)
+    check_basis(policy_class("lru"), None, [profile])
+    check_basis(policy_class("fmoe"), basis, [])
+    with pytest.raises(InputError, match=r"policy fmoe: .* has no embedding_basis\.npz"):
+        check_basis(policy_class("fmoe"), None, [profile])
+    with pytest.raises(InputError, match=rf"mixtral_law\.npz: embedding basis .* expected .* {basis.sha256[:8]}"):
+        check_basis(policy_class("fmoe"), basis, [profile])
 
 
 @settings(max_examples=40)
@@ -185,26 +211,70 @@ def test_the_command_prints_the_text_and_says_what_it_took(
     ("more", "said"),
     [
         (["--policy", "clairvoyant"], "it is told what comes"),
+        (["--policy", "pregated-moe"], "it is told what comes"),
+        (["--policy", "fiddler"], "it runs experts on the host, which only a replay does"),
         (["--policy", "nonsense"], "policy 'nonsense' is unknown"),
-        (["--cache", "0"], "--cache '0'"),
-        (["--tokens", "0"], "--tokens 0"),
-        (["--device", "cuda"], "finds no GPU"),
+        (["--policy", "lru,scope=world"], "policy lru: parameter scope = 'world'; expected"),
+        (["--policy", "lru", "--set", "colour=red"], "policy lru: parameter colour"),
         (["--policy", "fmoe"], "--profile"),
+        (["--policy", "fmoe", "--profile", str(LAW)], "the checkpoint has no embedding_basis.npz"),
         (["--policy", "popularity", "--profile", str(LAW)], "32 layers x 8 experts; expected those of the model"),
+        (["--policy", "popularity", "--profile", "absent.npz"], "absent.npz"),
+        (["--cache", "0"], "--cache '0': expected room for one expert"),
+        (["--cache", "0%"], "--cache '0%': expected room for one expert"),
+        (["--cache", "2.5"], "--cache '2.5': expected a whole number of slots"),
+        (["--cache", "much"], "--cache 'much': expected slots (64)"),
+        (["--tokens", "0"], "--tokens 0"),
         (["--seed", "-1"], "--seed -1; expected at least 0"),
-        (["--host-memory", "1B"], "host memory for 24 experts"),
+        (["--host-memory", "much"], "--host-memory 'much': expected bytes"),
+        (["--device", "cuda"], "finds no GPU"),
+        (["--device", "abacus"], "abacus"),
+        (["--prompt", ""], "--prompt '': no token in it"),
     ],
 )
-def test_the_command_refuses_in_one_line(
-    checkpoint: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_what_is_wrong_is_refused_in_one_line_before_the_model_is_loaded(
+    checkpoint: Path,
+    more: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if torch.cuda.is_available() and "cuda" in more:
         pytest.skip("there is a GPU")
-    device = [] if "--device" in more else ["--device", "cpu"]
-    assert main(["generate", "--model", str(checkpoint), "--prompt", "the court", *device, *more]) == 2
+    monkeypatch.setattr("traces.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    assert said in refusal(checkpoint, more, capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--host-memory", "1B"], "host memory for 24 experts"),
+        (["--cache", "100B"], "cannot hold one expert of"),
+        (["--cache", "1", "--policy", "lru,scope=layer"], "policy lru: cache: "),
+    ],
+)
+def test_what_the_weights_decide_is_refused_in_one_line(
+    checkpoint: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refusal(checkpoint, more, capsys)
+
+
+def test_a_dense_model_is_refused_before_it_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_moe.llama().save_pretrained(tmp_path)
+    monkeypatch.setattr("traces.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    assert "no MoE layer with a known router" in refusal(tmp_path, [], capsys)
+
+
+def refusal(model: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that the command ends with."""
+    given = {"--prompt": "the court", "--device": "cpu"}
+    rest = [word for option, value in given.items() if option not in more for word in (option, value)]
+    assert main(["generate", "--model", str(model), *rest, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
-    assert said in lines[0]
+    return lines[0]
 
 
 def test_a_model_that_differs_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,33 +56,63 @@ def basis_place(folder: Path, beside: Path) -> Path:
     return place if place.exists() or os.access(folder, os.W_OK) else beside / BASIS_FILE
 
 
+def skeleton(folder: Path) -> Any:
+    """A checkpoint's model without weights, on torch's meta device: what modules it has, before anything is loaded.
+
+    Raises InputError if the folder is no checkpoint of a model.
+    """
+    import torch
+
+    with running(str(folder), "not a model that can be captured", "free some"), torch.device("meta"):
+        kind, config = _architecture(folder)
+        return kind.from_config(config).eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """A checkpoint's tokenizer. Raises InputError if there is none that transformers can read."""
+    from transformers import AutoTokenizer
+
+    with running(str(folder), "no tokenizer that can be read", "free some"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _architecture(folder: Path) -> tuple[Any, Any]:
+    """The class that makes models of a checkpoint's kind, and its configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM, config
+
+
 def load(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> tuple[Any, Any]:
-    """A checkpoint's model (in its stored precision, eval mode) and tokenizer.
+    """A checkpoint's model and tokenizer, as `load_model` and `load_tokenizer` give them."""
+    return load_model(folder, experts_implementation, device), load_tokenizer(folder)
+
+
+def load_model(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> Any:
+    """A checkpoint's model, in its stored precision, eval mode.
 
     ``device`` is cuda, cpu, auto, or spread: over all GPUs and host memory, as accelerate does it. MXFP4 experts are
     unpacked: their kernels bypass the router. Raises InputError if the folder is no checkpoint that can be captured.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils.quantization_config import Mxfp4Config
 
     options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
     if device == "spread":
         options["device_map"] = "auto"
     with running(str(folder), "not a model that can be captured", "--device spread may help"):
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind, config = _architecture(folder)
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        kind: Any = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         model: Any = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if device != "spread":
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         with running(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
             model.to(torch.device(device))
-    return model.eval(), tokenizer
+    return model.eval()
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:

@@ -17,7 +17,16 @@ from sim.faults import expectation
 from sim.policies.base import Parameters, Policy, Setting, blaming
 from traces.errors import InputError
 
-__all__ = ["Parameters", "Policy", "Setting", "blaming", "make_policy", "policy_class", "policy_classes"]
+__all__ = [
+    "Parameters",
+    "Policy",
+    "Setting",
+    "blaming",
+    "make_policy",
+    "parameters_of",
+    "policy_class",
+    "policy_classes",
+]
 
 GROUP = "moe_replay.policies"
 
@@ -61,9 +70,16 @@ def policy_class(name: str) -> type[Policy]:
 
 def make_policy(name: str, setting: Setting, values: dict[str, object] | None = None) -> Policy:
     """Build the policy ``name`` with parameters ``values``. Raises InputError naming a wrong parameter."""
+    kind, parameters = policy_class(name), parameters_of(name, values)
+    with blaming(f"policy {kind.name}"):
+        return kind(setting, parameters)
+
+
+def parameters_of(name: str, values: dict[str, object] | None = None) -> Parameters:
+    """The parameters of policy ``name``: ``values``, the others by default. Raises InputError naming a wrong one."""
     kind = policy_class(name)
     try:
-        parameters = kind.takes.model_validate(values or {})
+        return kind.takes.model_validate(values or {})
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -72,8 +88,6 @@ def make_policy(name: str, setting: Setting, values: dict[str, object] | None = 
             f"policy {kind.name}: parameter {where} = {first['input']!r}; expected {expectation(first)} "
             f"(parameters: {known})"
         ) from None
-    with blaming(f"policy {kind.name}"):
-        return kind(setting, parameters)
 
 
 def _is_policy(value: object) -> bool:

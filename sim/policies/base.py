@@ -76,9 +76,9 @@ class Policy(ABC):
     future, and so is a reference, not a system), ``foresight`` (how many routed layers of a step it is told ahead of
     their time: it stands for a model that was trained otherwise, and its summary says so), ``rank_aware`` (the order
     of experts within a route matters to it), ``variants`` (parameters, as typed, that a comparison of everything shows
-    beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``dear`` (its plans
-    take long and are kept on disk, see ``sim.plans``), ``ignores`` (fields of its setting that its plans do not depend
-    on; they are hidden from it).
+    beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``hosts`` (its
+    plans run experts on the host), ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores``
+    (fields of its setting that its plans do not depend on; they are hidden from it).
     """
 
     name: ClassVar[str]
@@ -91,6 +91,7 @@ class Policy(ABC):
     rank_aware: ClassVar[bool] = False
     variants: ClassVar[tuple[str, ...]] = ()
     table_sizes: ClassVar[tuple[str, ...]] = ()
+    hosts: ClassVar[bool] = False
     dear: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 

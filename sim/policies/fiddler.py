@@ -54,6 +54,7 @@ class Fiddler(Policy):
     variants = ("beside=False",)
     parameters: FiddlerParameters
     learns = True
+    hosts = True
 
     def plan(self, view: View) -> Plan:
         """Place the most popular experts for good; leave the rest to the host or to one slot."""
