@@ -154,7 +154,7 @@ def machine_table(name_or_path: str | Path) -> Table:
     table.add_column("value", justify="right")
     table.add_column("measured")
     table.add_column("source")
-    for part in (hardware.gpu, hardware.link, hardware.software):
+    for part in (hardware.gpu, hardware.link, hardware.software, hardware.host or ()):
         for field, value in part:
             if isinstance(value, Figure):
                 table.add_row(field, f"{value.value:g}", "yes" if value.measured else "no", value.source)
@@ -271,6 +271,7 @@ _LIMITS = {
 
 def _range(schema: dict[str, Any]) -> str:
     """The values that a parameter may take, if there is more to say than its type."""
+    schema = next((kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"), schema)
     values = [False, True] if schema.get("type") == "boolean" else schema.get("enum")
     if values is not None:
         return ", ".join(map(str, values))

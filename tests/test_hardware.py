@@ -208,6 +208,15 @@ def test_builtin_profiles(name: str) -> None:
     assert machine_table(name).row_count > 10
 
 
+def test_a_machines_page_says_how_fast_its_host_computes(tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(PROFILE.replace("[gpu]", "[host]\nhost_gbps = 41\nshared_gbps = 23.5\n[gpu]"))
+    cells = [list(column.cells) for column in machine_table(path).columns]
+    told = dict(zip(cells[0], cells[1], strict=True))
+    assert (told["host_gbps"], told["shared_gbps"]) == ("41", "23.5")
+    assert machine_json(path)["host"]["shared_gbps"]["value"] == 23.5
+
+
 def test_catalogues_list_everything() -> None:
     assert hardware_table().row_count == len(hardware_json()) == len(builtin_hardware()) == 11
     assert models_table().row_count == len(models_json()) == 17

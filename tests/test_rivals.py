@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sim.engine import Run
 from sim.engines import execute
+from sim.hardware import HostCompute
 from sim.host import host_costs
 from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
 from sim.plan import Host, Plan, PlanError, Requests
@@ -265,6 +266,28 @@ def test_fiddlers_host_profile_is_what_its_parameters_say() -> None:
     assert host.shared_ns.tolist() == [-(-50_000 // 54)] * 3
     assert host.row_ns.tolist() == [-(-copy // 10)] * 3
     assert host.fixed_ns.tolist() == [2 * world.hardware.copy_ns(128)] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "alone", "shared"),
+    [
+        ({}, 40, 25),
+        ({"host_gbps": 50}, 50, 25),
+        ({"shared_gbps": 30}, 40, 30),
+        ({"host_gbps": 20}, 20, 20),  # copies never make the host faster
+        ({"host_gbps": 80, "shared_gbps": 70}, 80, 70),
+    ],
+)
+def test_fiddlers_host_is_the_machines_unless_it_is_given(given: dict[str, object], alone: int, shared: int) -> None:
+    world = small()
+    source = {"source": "seen"}
+    host = HostCompute.model_validate({"host_gbps": source | {"value": 40.0}, "shared_gbps": source | {"value": 25.0}})
+    world = dataclasses.replace(world, hardware=world.hardware.model_copy(update={"host": host}))
+    plan = world.plan("fiddler", given)
+    assert plan.host is not None
+    assert plan.host.read_ns.tolist() == [-(-50_000 // alone)] * 3
+    assert plan.host.shared_ns.tolist() == [-(-50_000 // shared)] * 3
+    assert plan.note == f"the host reads experts at {alone} GB/s, at {shared} while others are copied"
 
 
 # -- a report of each --------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ as fit. When a layer needs one that is not there, its time on the CPU, which gro
 time to copy it, which does not; a copied expert is used and dropped.
 
 The time on the host is an input. Reading an expert's weights takes ``host_gbps``, and ``shared_gbps`` while the link
-reads host memory too: 63.8 and 54.0 GB/s are what FreeToken's pull request 232 (github.com/FlashML-org/FreeToken)
-measured on a Threadripper PRO 5955WX, whose memory gives 84.5. Arithmetic takes the time of one copy for ``tokens``
-rows: 10, the ratio of the constants in the published code (commit 227715b of efeslab/fiddler: 7 a token, 70 a copy).
-The larger of both counts. ``host_gbps=1000000`` leaves the published ratio alone. Rows cross to the host and back.
+reads host memory too: by default the machine's where its profile has them, else what others measured elsewhere.
+Arithmetic takes the time of one copy for ``tokens`` rows: 10, the ratio of the constants in the published code (commit
+227715b of efeslab/fiddler: 7 a token, 70 a copy). The larger of both counts; with ``host_gbps`` and ``shared_gbps`` of
+1000000 that is the published ratio alone. Rows cross to the host and back.
 
 Decided here:
 
@@ -28,19 +28,23 @@ from sim.policies.base import Policy
 from sim.predictors.popularity import counts_by_domain
 from sim.view import View
 
+HOST_GBPS, SHARED_GBPS = 63.8, 54.0
+"""Of a Threadripper PRO 5955WX, whose memory gives 84.5 GB/s: pull request 232 of github.com/FlashML-org/FreeToken."""
+
 
 class FiddlerParameters(base.Parameters):
     """Parameters of fiddler.
 
     Attributes:
-        host_gbps: bytes of weights that the host reads in a second while nothing else does, in 10^9.
-        shared_gbps: the same while experts cross the link.
+        host_gbps: bytes of weights that the host reads in a second while nothing else does, in 10^9; None for the
+            figure of the hardware profile, or for 63.8 where it has none.
+        shared_gbps: the same while experts cross the link; None likewise, or for 54.0.
         tokens: how many tokens an expert serves on the host in the time of copying it.
         beside: whether host and GPU work at the same time.
     """
 
-    host_gbps: float = Field(default=63.8, ge=0.001, le=1e9)
-    shared_gbps: float = Field(default=54.0, ge=0.001, le=1e9)
+    host_gbps: float | None = Field(default=None, ge=0.001, le=1e9)
+    shared_gbps: float | None = Field(default=None, ge=0.001, le=1e9)
     tokens: float = Field(default=10.0, ge=0.001, le=1e9)
     beside: bool = True
 
@@ -63,7 +67,9 @@ class Fiddler(Policy):
         call = (view.n_steps - 1) * view.n_layers + order // view.n_experts
         place = np.arange(len(order))
         requests = Requests.build(np.zeros(len(order), np.int64), call, order, place)
-        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(own))
+        alone, shared = self._speeds()
+        note = f"the host reads experts at {alone:g} GB/s, at {shared:g} while others are copied"
+        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(own, alone, shared), note=note)
 
     def _popular(self, total: int) -> np.ndarray:
         """The most popular experts, the most used first, that leave room for one more of any size."""
@@ -73,7 +79,14 @@ class Fiddler(Policy):
         sizes = np.repeat(np.array(setting.model.expert_bytes, np.int64), setting.model.experts)
         return order[np.cumsum(sizes[order]) <= setting.budget - max(setting.model.expert_bytes)]
 
-    def _host(self, own: np.ndarray) -> Host:
+    def _speeds(self) -> tuple[float, float]:
+        """GB/s of weights on the host by itself, and beside copies, which never make it faster."""
+        given, measured = self.parameters, self.setting.hardware.host
+        alone = given.host_gbps or (measured.host_gbps.value if measured else HOST_GBPS)
+        shared = given.shared_gbps or (measured.shared_gbps.value if measured else SHARED_GBPS)
+        return alone, min(alone, shared)
+
+    def _host(self, own: np.ndarray, alone_gbps: float, shared_gbps: float) -> Host:
         """What experts of each layer take on the host, rounded up."""
         given, model, hardware = self.parameters, self.setting.model, self.setting.hardware
         sizes = np.array(model.expert_bytes)
@@ -81,8 +94,8 @@ class Fiddler(Policy):
         rows = 2 * hardware.copy_ns(2 * model.hidden)  # a row of bfloat16 to the host, and one back
         return Host(
             fixed_ns=np.full(len(sizes), rows, np.int64),
-            read_ns=np.ceil(sizes / given.host_gbps).astype(np.int64),
-            shared_ns=np.ceil(sizes / min(given.host_gbps, given.shared_gbps)).astype(np.int64),
+            read_ns=np.ceil(sizes / alone_gbps).astype(np.int64),
+            shared_ns=np.ceil(sizes / shared_gbps).astype(np.int64),
             row_ns=np.ceil(copies / given.tokens).astype(np.int64),
             own=own,
             beside=given.beside,
