@@ -270,8 +270,24 @@ def test_every_demand_of_a_call_is_handed_over_at_once_or_as_many_as_keep_the_li
     recorded.device.close()
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_a_small_expert_goes_whole_and_others_in_pieces_about_two_of_them_ahead(
+    small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realrun.link.SMALL_BYTES", SIZE if small else SIZE - 1)
+    recorded = Recorded(slots=8, chunks=4)
+    recorded.device.copies.delay(0.2)  # nothing arrives while the host looks
+    for expert in (0, 1, 2):
+        recorded.link.request(expert, 9, expert)
+    recorded.link.kick()
+    ends = [(0, 0, SIZE), (1, 0, SIZE)] if small else [(0, 0, SIZE // 4), (0, SIZE // 4, SIZE // 2)]
+    assert recorded.copies == ends
+    recorded.device.close()
+
+
 def test_a_long_demand_ends_in_a_short_copy_only_where_a_prefetch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.link.LONG_BYTES", SIZE // 2)
+    monkeypatch.setattr("realrun.link.SMALL_BYTES", 0)
     recorded = Recorded(slots=8, chunks=4)
     piece = recorded.link._piece
     recorded.link.demand(0)
@@ -285,12 +301,14 @@ def test_a_long_demand_ends_in_a_short_copy_only_where_a_prefetch_waits(monkeypa
 
 
 @FEW
-@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=12))
+@given(st.integers(1, 6), st.booleans(), st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=12))
 def test_what_is_handed_over_of_an_expert_is_all_of_it_once_and_in_order(
-    chunks: int, wishes: list[tuple[int, bool]]
+    chunks: int, in_pieces: bool, wishes: list[tuple[int, bool]]
 ) -> None:
     recorded = Recorded(slots=8, chunks=chunks)
-    recorded.link._ahead = 2 * recorded.link._piece
+    if in_pieces:
+        recorded.link._piece = SIZE // chunks
+        recorded.link._ahead = 2 * recorded.link._piece
     for call, (expert, demand) in enumerate(wishes, 1):
         if recorded.link.slots.state[expert] == 2:
             continue
