@@ -108,7 +108,8 @@ def run(
 
     The report is the simulator's with clock "measured": compute is device time between events around the kernels,
     stalls are the computing stream's waits for copies, prediction is host time until its answer, and what is left of
-    the run is "other", the loop's own overhead. ``settings.link_busy_ms`` is how long copies were under way in decode.
+    the run is "other", the loop's own overhead. ``settings.link_busy_ms`` is how long copies were under way in decode,
+    ``settings.kernels_ms`` what of decode's compute each kind of kernel took.
     A run that ``stop`` ended early says so in ``settings.complete`` and in a note, and reports the steps that were
     finished.
 
@@ -125,9 +126,18 @@ def run(
     report = describe(measured, plan, policy, parameters or {}, given or {}, execution, terms)
     settings = {**report.settings, "engine": "streams", "complete": outcome.complete, "checked": outcome.checked}
     settings["link_busy_ms"] = outcome.link_busy_ns / 1e6
+    settings["kernels_ms"] = _kernels_ms(outcome, done.work)
     return replace(
         report, clock="measured", settings=settings, provenance={**report.provenance, **_machine(rig)},
     )  # fmt: skip
+
+
+def _kernels_ms(outcome: Outcome, work: Workload) -> dict[str, float]:
+    """Decode's device time in layers (attention and router), shared experts, routed experts and heads."""
+    decode = work.schedule.phase == DECODE
+    calls = np.repeat(decode, work.n_layers)
+    parts = {"layers": outcome.layer_ns[calls], "shared": outcome.shared_ns[calls], "experts": outcome.experts_ns[calls]}
+    return {name: float(ns.sum()) / 1e6 for name, ns in {**parts, "heads": outcome.head_ns[decode]}.items()}
 
 
 def execute(
