@@ -1,5 +1,7 @@
 """Outputs appear whole or not at all, under the very name asked for, and never in the place of an input."""
 
+import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -162,6 +164,76 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
         raise ZeroDivisionError
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+# Begins a file, says so, and goes on when it is told to.
+_WRITER = f"""
+import sys; sys.path.insert(0, {str(LAW.parents[1])!r})
+from traces.files import atomic_path
+with atomic_path(sys.argv[1]) as part:
+    part.write_text("half")
+    print(part, flush=True)
+    sys.stdin.readline()
+    part.write_text("whole")
+"""
+
+
+def begun(target: Path) -> tuple[subprocess.Popen[str], Path]:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(target)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    return writer, Path(writer.stdout.readline().strip())
+
+
+def test_the_next_write_removes_what_a_killed_one_left_and_nothing_else(tmp_path):
+    target, beside = tmp_path / "a.json", tmp_path / "a.json.b"
+    strangers = [tmp_path / name for name in (".a.json.part", ".a.json.notes.part", ".a.json.abcdefgh.part.gz")]
+    for stranger in strangers:
+        stranger.write_text("mine")
+    writers = [begun(path) for path in (target, target, target, beside)]
+    parts = [part for _, part in writers]
+    assert all(part.read_text() == "half" for part in parts) and len(set(parts)) == 4
+    for writer, _ in (writers[0], writers[3]):
+        writer.kill()
+        writer.wait()
+    write(target)
+    assert target.read_text() == "new"
+    assert [part.exists() for part in parts] == [False, True, True, True], "two still run, one is of another file"
+    for writer, _ in writers[1:3]:
+        writer.communicate("\n", timeout=30)
+        assert writer.returncode == 0
+    assert target.read_text() == "whole"
+    write(beside)
+    assert sorted(tmp_path.iterdir()) == sorted([target, beside, *strangers])
+
+
+def test_a_temporary_file_that_goes_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    lock, seen = fcntl.flock, []
+
+    def late(handle: int, how: int) -> None:
+        if not seen:
+            seen.extend(tmp_path.iterdir())
+            seen[0].unlink()
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with atomic_path(tmp_path / "a") as part:
+        assert part != seen[0]
+        part.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_system_without_locks_keeps_what_may_be_in_use(tmp_path, monkeypatch):
+    def unknown(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with atomic_path(tmp_path / "a") as part:
+        part.write_text("first")
+        write(tmp_path / "a", "second")
+        assert part.exists()
+    assert (tmp_path / "a").read_text() == "first" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):

@@ -1,15 +1,18 @@
 """Output files appear whole or not at all, and never in the place of what a command reads."""
 
+import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from traces.errors import InputError
 
 Name = str | Path
+_PART = ".part"
 
 
 def keep_apart(
@@ -53,6 +56,7 @@ def atomic_path(path: Name) -> Iterator[Path]:
     """Yield a temporary path that becomes ``path`` when the block succeeds.
 
     A block that fails, or a process that is killed, leaves the old ``path`` as it was and nothing new under its name.
+    The temporary file of a killed process stays until the next write of the same file removes it.
     The file that a symbolic link leads to is replaced, not the link; a device, a pipe or the file behind standard
     output is written to at the end and stays what it is. Raises InputError if its folder does not exist or it is one,
     OSError, naming ``path``, if it cannot be written.
@@ -62,26 +66,49 @@ def atomic_path(path: Name) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     part = None
     try:
-        handle, name = tempfile.mkstemp(dir=None if in_place else target.parent, prefix=".", suffix=".part")
-        os.close(handle)
-        part = Path(name)
-        yield part
-        if in_place:
-            with part.open("rb") as whole, os.fdopen(_opened(path), "wb") as out:
-                shutil.copyfileobj(whole, out)
-        else:
-            with part.open("rb+") as written:
-                os.fsync(written.fileno())
-            part.chmod(_mode(target))
-            part.replace(target)
+        with _beside(Path(tempfile.gettempdir()) / target.name if in_place else target) as part:
+            yield part
+            if in_place:
+                with part.open("rb") as whole, os.fdopen(_opened(path), "wb") as out:
+                    shutil.copyfileobj(whole, out)
+            else:
+                with part.open("rb+") as written:
+                    os.fsync(written.fileno())
+                part.chmod(_mode(target))
+                part.replace(target)
     except OSError as error:
         # The temporary name says nothing to a person.
         if part is None or error.filename in (part, str(part)):
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary file beside ``target``, locked while it is in use: one that is not is what a killed process left."""
+    prefix = f".{target.name[:40]}."
+    _remove_stale(target.parent, prefix)
+    while True:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=_PART)
+        with suppress(OSError):  # not every file system has locks; there nothing is taken for stale either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if Path(name).exists():  # else another process found it before it was locked
+            break
+        os.close(handle)
+    try:
+        yield Path(name)
     finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _remove_stale(folder: Path, prefix: str) -> None:
+    with suppress(OSError):  # a folder that may be written to and not be looked at
+        for part in folder.iterdir():
+            if re.fullmatch(re.escape(prefix) + r"[a-z0-9_]{8}" + re.escape(_PART), part.name):
+                with suppress(OSError), part.open("rb+") as left:
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while somebody writes it
+                    part.unlink(missing_ok=True)
 
 
 def _check_writable(path: Path, name: str) -> None:
