@@ -75,6 +75,4 @@ class Experiment:
     measure: Callable[[Setup], Data]
     sheets: Callable[[Data], list[Sheet]]
     draw: "Callable[[Data, Figure], None] | None" = None
-    """Draws the data on an empty figure."""
-    size: tuple[float, float] = (9.0, 4.5)
-    """Width and height of the figure in inches."""
+    """Draws the data on an empty figure, and says how large that is."""

@@ -32,7 +32,7 @@ def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
     kind = Path(path).suffix.lower().lstrip(".")
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with rc_context({"svg.hashsalt": experiment.name, "font.size": 9}):
-        figure = Figure(figsize=experiment.size, layout="constrained")
+        figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
         experiment.draw(data, figure)
         with atomic_path(path) as part:

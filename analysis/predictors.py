@@ -6,11 +6,11 @@ domain at hand (own), of all other domains (other), or of all (pooled); one that
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.drawing import legend
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
 from analysis.runs import spread
@@ -216,10 +216,10 @@ def _by_layer(data: Data, model: str) -> Sheet:
 
 
 def draw(data: Data, figure: "Figure") -> None:
-    """Recall over horizon and by layer, learned from all domains; own and other dotted for the domain tables."""
+    """Recall over horizon and by layer, learned from all domains pooled, mean over workloads; chance dotted."""
     models = list(data["chance"])
-    figure.set_size_inches(1 + 4.2 * len(models), 7)
-    axes: Any = figure.subplots(2, len(models), squeeze=False)
+    axes = panels(figure, [f"{model} (small, trained)" for model in models], 4.2, 7.2, rows=2)
+    figure.suptitle("learned from the profiles of all domains, pooled; means over the workloads", fontsize=10)
     for column, model in enumerate(models):
         above, below = axes[0][column], axes[1][column]
         shown = [pair for pair in _taught(data, model) if pair[1] in (POOLED, NOTHING_LEARNED)]
@@ -229,10 +229,8 @@ def draw(data: Data, figure: "Figure") -> None:
             above.plot(named, found, marker="o", ms=3, color=f"C{index}", label=predictor)
             below.plot(_layer_curve(data, model, predictor, learned), color=f"C{index}", label=predictor)
         for line in (above, below):
-            line.axhline(data["chance"][model], color="0.5", lw=0.8, ls=":")
+            line.axhline(data["chance"][model], color="0.5", lw=0.8, ls=":", label="chance")
             line.set_ylim(0, 1)
-            line.grid(alpha=0.3)
-        above.set_title(f"{model} (small, trained)", fontsize=9)
         above.set_xlabel("layers ahead")
         above.set_xscale("log", base=2)
         above.set_xticks(data["horizons"], [str(h) for h in data["horizons"]])

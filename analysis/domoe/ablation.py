@@ -13,7 +13,7 @@ import numpy as np
 from analysis import bootstrap
 from analysis.bootstrap import hit_ratio, throughput_ratio
 from analysis.domoe.overall import verdict
-from analysis.drawing import legend
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import Design, run
@@ -119,8 +119,7 @@ def sheets(data: Data) -> list[Sheet]:
 def draw(data: Data, figure: "Figure") -> None:
     """Tokens/s of the stages, a panel a model, published beside each software profile."""
     models = list(dict.fromkeys(cell["model"] for cell in data["cells"]))
-    figure.set_size_inches(1 + 3.2 * len(models), 4)
-    axes: Any = figure.subplots(1, len(models), squeeze=False)[0]
+    (axes,) = panels(figure, models, 3.2, 4)
     for ax, model in zip(axes, models, strict=True):
         bars: dict[str, list[float]] = {}
         if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
@@ -133,8 +132,7 @@ def draw(data: Data, figure: "Figure") -> None:
             colour = "0.3" if name == "published" else f"C{index - ('published' in bars)}"
             ax.bar(np.arange(len(STAGES)) + index * width, heights, width, label=name, color=colour)
         ax.set_xticks(np.arange(len(STAGES)) + 0.4 - width / 2, list(STAGES), fontsize=8)
-        ax.set_title(model, fontsize=9)
-        ax.grid(alpha=0.3, axis="y")
+        ax.xaxis.grid(visible=False)
     axes[0].set_ylabel("tokens/s")
     legend(figure, axes)
 

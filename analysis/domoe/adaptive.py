@@ -3,6 +3,7 @@
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.runs import Design, Place, run, scene_at, spread
 from analysis.sheets import Sheet, number, percent
@@ -102,17 +103,18 @@ def sheets(data: Data) -> list[Sheet]:
 def draw(data: Data, figure: "Figure") -> None:
     """Simulated over expected time, a point a set of layers, a colour a software profile, a panel a model."""
     models = list(dict.fromkeys(p["model"] for p in data["points"]))
-    axes: Any = figure.subplots(1, len(models), squeeze=False)
-    for ax, model in zip(axes[0], models, strict=True):
+    (axes,) = panels(figure, models, 2.6, 4.2)
+    for ax, model in zip(axes, models, strict=True):
         for software in dict.fromkeys(p["software"] for p in data["points"]):
             mine = [p for p in data["points"] if (p["model"], p["software"]) == (model, software)]
             line = ax.plot([p["expected_ms"] for p in mine], [p["tpot_ms"] for p in mine], "o", ms=4, label=software)
             for p in mine:
                 if p["layers"] == "adaptive":
                     ax.plot(p["expected_ms"], p["tpot_ms"], "*", ms=12, color=line[0].get_color())
-        ax.set(title=model, xlabel="expected ms a token (objective)", ylabel="simulated ms a token")
-        ax.grid(alpha=0.3)
-    axes[0][0].legend(title="star: adaptive", fontsize=7)
+        ax.set_xlabel("expected ms a token (objective)")
+    axes[0].plot([], [], "k*", ms=9, label="the layers that adaptive chooses")
+    axes[0].set_ylabel("simulated ms a token")
+    legend(figure, axes)
 
 
 EXPERIMENT = Experiment(

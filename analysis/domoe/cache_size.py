@@ -11,7 +11,7 @@ import numpy as np
 from analysis import bootstrap
 from analysis.bootstrap import throughput_ratio
 from analysis.domoe.overall import CHOICES, DOMOE, ENTRIES
-from analysis.drawing import legend
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import ALL, domoe
 from analysis.runs import Design, Outcome, replayed_design, spread
@@ -93,8 +93,7 @@ def sheets(data: Data) -> list[Sheet]:
 def draw(data: Data, figure: "Figure") -> None:
     """Ratios over cache size, a panel a model; the published average over FMoE dashed."""
     models = list(dict.fromkeys(p["model"] for p in data["points"]))
-    figure.set_size_inches(1 + 3.4 * len(models), 4)
-    axes: Any = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+    (axes,) = panels(figure, models, 3.4, 4, sharey=True)
     (claim,) = domoe().claims("Table 2", "throughput", ALL, over="fmoe")
     for ax, model in zip(axes, models, strict=True):
         mine = [p for p in data["points"] if p["model"] == model]
@@ -107,9 +106,7 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.axhline(1, color="k", lw=0.8)
         if claim.low is not None:
             ax.axhline(claim.low, color="k", ls="--", lw=0.8, label=f"published, over FMoE: {claim.text}")
-        ax.set_title(model, fontsize=9)
         ax.set_xlabel("cache, % of all experts")
-        ax.grid(alpha=0.3)
     axes[0].set_ylabel("DoMoE's tokens/s over another's")
     legend(figure, axes)
 

@@ -5,11 +5,11 @@ Every domain offers the same number of recorded tokens, so that a larger table i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.drawing import legend
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import spread
@@ -188,17 +188,16 @@ def sheets(data: Data) -> list[Sheet]:
 
 def draw(data: Data, figure: "Figure") -> None:
     """Similarity and agreement by layer, own against other, a column a model."""
-    axes: Any = figure.subplots(2, len(data["models"]), squeeze=False, sharex="col", sharey="row")
+    titles = [f"{entry['model']} (small, trained)" for entry in data["models"]]
+    axes = panels(figure, titles, 2.6, 6, rows=2, sharex="col", sharey="row")
     for column, entry in enumerate(data["models"]):
         for row, (what, label) in enumerate((("cosine", "cosine of 8 nearest"), ("voted", "experts found by vote"))):
             ax = axes[row][column]
             for whose, colour in (("own", "tab:blue"), ("other", "tab:orange")):
                 ax.plot(entry["by_layer"][what][whose], color=colour, label=f"{whose} domain")
             ax.set_ylim(0, 1)
-            ax.grid(alpha=0.3)
             if column == 0:
                 ax.set_ylabel(label)
-        axes[0][column].set_title(f"{entry['model']} (small, trained)", fontsize=9)
         axes[1][column].set_xlabel("routed layer that is predicted")
     legend(figure, axes.flat)
 
@@ -209,5 +208,4 @@ EXPERIMENT = Experiment(
     measure=measure,
     sheets=sheets,
     draw=draw,
-    size=(9.0, 6.0),
 )

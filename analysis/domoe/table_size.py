@@ -1,11 +1,11 @@
 """Figure 5: hit ratio and throughput over the number of entries of a domain's table."""
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.drawing import legend
+from analysis.drawing import legend, panels
 from analysis.experiment import Data, Experiment, Setup
 from analysis.published import domoe
 from analysis.runs import Design, run
@@ -89,8 +89,7 @@ def _best(points: list[Data]) -> str:
 def draw(data: Data, figure: "Figure") -> None:
     """Throughput and hit ratio over entries, a row each, a column a model; what is published in black."""
     models = list(dict.fromkeys(p["model"] for p in data["points"]))
-    figure.set_size_inches(1 + 3.6 * len(models), 6)
-    axes: Any = figure.subplots(2, len(models), squeeze=False, sharex=True)
+    axes = panels(figure, models, 3.6, 6, rows=2, sharex=True)
     for column, model in enumerate(models):
         for row, (what, label) in enumerate((("tokens_per_s", "tokens/s"), ("hit_ratio", "hit ratio"))):
             ax = axes[row][column]
@@ -107,10 +106,8 @@ def draw(data: Data, figure: "Figure") -> None:
                 ax.plot(*there.T, "k^--", lw=0.8, label="published")
             highest = max(float(np.max(line.get_ydata())) for line in ax.lines)
             ax.set_ylim(0, 1 if what == "hit_ratio" else 1.1 * highest)
-            ax.grid(alpha=0.3)
             if column == 0:
                 ax.set_ylabel(label)
-        axes[0][column].set_title(model, fontsize=9)
         axes[1][column].set_xlabel("entries of a domain's table")
     legend(figure, axes.flat)
 
