@@ -184,7 +184,7 @@ def test_real_routes_keep_to_the_bounds_and_clairvoyance_leads(batch: int, cache
         try:
             report = replay(here, name)
         except InputError as refused:  # a pool a layer needs more than 4 % of Mixtral's experts
-            assert cache == "4%" and "for one expert in each layer" in str(refused)
+            assert cache == "4%" and "for one expert" in str(refused)
             continue
         if report.efficiency is not None:
             reports[name] = report

@@ -287,7 +287,8 @@ def test_fiddlers_host_is_the_machines_unless_it_is_given(given: dict[str, objec
     assert plan.host is not None
     assert plan.host.read_ns.tolist() == [-(-50_000 // alone)] * 3
     assert plan.host.shared_ns.tolist() == [-(-50_000 // shared)] * 3
-    assert plan.note == f"the host reads experts at {alone} GB/s, at {shared} while others are copied"
+    told = make_policy("fiddler", world.setting, given).parameters.model_dump()
+    assert (told["host_gbps"], told["shared_gbps"]) == (alone, given.get("shared_gbps", 25))
 
 
 # -- a report of each --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from sim.plan import Host, Plan, Requests
 from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Policy, Setting
 from sim.predictors.popularity import counts_by_domain
 from sim.view import View
 
@@ -60,6 +60,13 @@ class Fiddler(Policy):
     learns = True
     hosts = True
 
+    def __init__(self, setting: Setting, parameters: FiddlerParameters) -> None:
+        measured = setting.hardware.host
+        self._alone_gbps = parameters.host_gbps or (measured.host_gbps.value if measured else HOST_GBPS)
+        self._shared_gbps = parameters.shared_gbps or (measured.shared_gbps.value if measured else SHARED_GBPS)
+        used = {"host_gbps": self._alone_gbps, "shared_gbps": self._shared_gbps}  # what a report shows
+        super().__init__(setting, parameters.model_copy(update=used))
+
     def plan(self, view: View) -> Plan:
         """Place the most popular experts for good; leave the rest to the host or to one slot."""
         order = self._popular(view.n_layers * view.n_experts)
@@ -67,9 +74,7 @@ class Fiddler(Policy):
         call = (view.n_steps - 1) * view.n_layers + order // view.n_experts
         place = np.arange(len(order))
         requests = Requests.build(np.zeros(len(order), np.int64), call, order, place)
-        alone, shared = self._speeds()
-        note = f"the host reads experts at {alone:g} GB/s, at {shared:g} while others are copied"
-        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(own, alone, shared), note=note)
+        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(own))
 
     def _popular(self, total: int) -> np.ndarray:
         """The most popular experts, the most used first, that leave room for one more of any size."""
@@ -79,23 +84,16 @@ class Fiddler(Policy):
         sizes = np.repeat(np.array(setting.model.expert_bytes, np.int64), setting.model.experts)
         return order[np.cumsum(sizes[order]) <= setting.budget - max(setting.model.expert_bytes)]
 
-    def _speeds(self) -> tuple[float, float]:
-        """GB/s of weights on the host by itself, and beside copies, which never make it faster."""
-        given, measured = self.parameters, self.setting.hardware.host
-        alone = given.host_gbps or (measured.host_gbps.value if measured else HOST_GBPS)
-        shared = given.shared_gbps or (measured.shared_gbps.value if measured else SHARED_GBPS)
-        return alone, min(alone, shared)
-
-    def _host(self, own: np.ndarray, alone_gbps: float, shared_gbps: float) -> Host:
-        """What experts of each layer take on the host, rounded up."""
+    def _host(self, own: np.ndarray) -> Host:
+        """What experts of each layer take on the host, rounded up; copies never make it faster."""
         given, model, hardware = self.parameters, self.setting.model, self.setting.hardware
         sizes = np.array(model.expert_bytes)
         copies = np.array([hardware.copy_ns(size) for size in model.expert_bytes])
         rows = 2 * hardware.copy_ns(2 * model.hidden)  # a row of bfloat16 to the host, and one back
         return Host(
             fixed_ns=np.full(len(sizes), rows, np.int64),
-            read_ns=np.ceil(sizes / alone_gbps).astype(np.int64),
-            shared_ns=np.ceil(sizes / shared_gbps).astype(np.int64),
+            read_ns=np.ceil(sizes / self._alone_gbps).astype(np.int64),
+            shared_ns=np.ceil(sizes / min(self._alone_gbps, self._shared_gbps)).astype(np.int64),
             row_ns=np.ceil(copies / given.tokens).astype(np.int64),
             own=own,
             beside=given.beside,
