@@ -1,20 +1,20 @@
 """Measure a machine and write its profile: what the simulator's ``--hardware`` loads."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from realrun.measure.copies import PLACES, SIZES, buffers, copy_times, together
-from realrun.measure.experts import ROWS, Used, ffn_times, ffns, plain_times, routed_times
+from realrun.measure.experts import ROWS, FfnTimes, Used, ffn_times, ffns
+from realrun.measure.hosted import host_times
 from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
-from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
-from realrun.measure.loop import Loop, loop_times
+from realrun.measure.lookups import TABLES, Costs, Line, Where, lookup_costs
+from realrun.measure.loop import Loop, loop_times, shrunk
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
 from realrun.measure.products import Launches, arithmetic, launches
@@ -30,7 +30,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: sizes of copies, rows of FFNs, contexts and prompts of layers, tables, buffers, runs."""
+    """How much to measure: sizes of copies, rows of FFNs, contexts and prompts of layers, tables, buffers, hidden size
+    and width of an expert on the host, runs.
+    """
 
     copies: tuple[int, ...] = SIZES
     rows: tuple[int, ...] = ROWS
@@ -42,6 +44,7 @@ class Effort:
     product: tuple[int, int, int] = (2048, 4096, 14336)
     together: int = SIZES[-2]
     places: tuple[int, int] = PLACES
+    hosted: tuple[int, int] = (4096, 14336)
     repeats: int = 20
 
 
@@ -58,6 +61,7 @@ TINY = Effort(
     product=(64, 64, 128),
     together=2**18,
     places=(2**20, 2**20),
+    hosted=(64, 128),
     repeats=3,
 )
 """For a CPU, which is there to try things out."""
@@ -90,14 +94,14 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
     profile["link"], details = _step("copies", lambda: _link(machine, effort, source, facts.get("link", "as found")))
     blocks = _Blocks(machine, effort, source)
     if machine.cuda:
-        profile["ffn"] = [blocks.ffn(used) for used in ffns(models)]
+        profile["ffn"] = _step("FFNs", lambda: blocks.ffns(ffns(models)))
         profile["layer"] = [blocks.layer(model) for model in layers_of(models)]
     profile["software"] = _software(starts, blocks, source)
     if machine.cuda:
         details["loop_us"] = _loops(machine, models, profile, source)
-    profile["lookups"], details["lookups"] = _step(
-        "look-ups", lambda: _lookups(machine, effort, source, profile["gpu"])
-    )
+    hardware = Hardware.from_dict(profile)
+    profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source, hardware))
+    profile["host"], details["host_us"] = _step("experts on the host", lambda: _host(machine, effort, source))
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
     seconds = time.monotonic() - begin
@@ -168,23 +172,23 @@ class _Blocks:
         self.least_layer: list[Timing] = []
         self.details: dict[str, Table] = {"ffn_us": {}, "layer_us": {}}
 
-    def ffn(self, used: Used) -> Table:
-        """One entry of the profile's ``ffn``."""
-        return _step(f"FFN {used.ffn.hidden} x {used.ffn.width}", lambda: self._ffn(used))
+    def ffns(self, found: Sequence[Used]) -> list[Table]:
+        """The profile's ``ffn``."""
+        times = ffn_times(self.machine, found, self.effort.rows)
+        return [self._ffn(used, times[used.ffn]) for used in found]
 
-    def _ffn(self, used: Used) -> Table:
-        ffn, few = used.ffn, self.effort.rows[:1]
-        times = ffn_times(self.machine, used, self.effort.rows)
-        self.least_ffn.append(times[min(times)])
-        details = {"times": spread(times)}
-        for name, graph in (("eager", False), ("graph", True)):
-            details[name] = spread(plain_times(self.machine, ffn, graph, few))
-        if used.use == "routed":
-            details["one_alone"] = spread(routed_times(self.machine, used.model, few, together=1))
-        self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = details
+    def _ffn(self, used: Used, times: FfnTimes) -> Table:
+        ffn = used.ffn
+        self.least_ffn.append(times.charged[min(times.charged)])
+        ways = {"times": times.charged, **times.others}
+        self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = {name: spread(way) for name, way in ways.items()}
         sizes = {"hidden": ffn.hidden, "width": ffn.width, "matrices": ffn.matrices}
-        together = f", {used.model.top_k} at once at one row" if used.use == "routed" else ""
-        return sizes | curve(times, f"{used.use} experts as a run computes them{together}, not cached; {self.source}")
+        how = {
+            "routed": f"routed experts as a run computes them, {used.model.top_k} at once at one row",
+            "shared": "shared experts as a run computes them, launched beforehand",
+            "dense": "dense ones as a run computes them",
+        }
+        return sizes | curve(times.charged, f"{how[used.use]}, not cached; {self.source}")
 
     def layer(self, model: ModelSpec) -> Table:
         """One entry of the profile's ``layer``."""
@@ -195,10 +199,11 @@ class _Blocks:
         times = layer_times(self.machine, model, self.effort.contexts, self.effort.prompts)
         self.least_layer.append(min(times.decode.values(), key=lambda t: t.ns))
         shape = model.attention.shape
-        details = {"decode": spread(times.decode), "prefill": spread(times.prefill)}
+        parts = {"decode": times.decode, "prefill": times.prefill, "prefill_launched": times.launched}
+        details = {name: spread(each) for name, each in parts.items()}
         self.details["layer_us"][f"{model.hidden}, {shape}, {model.experts}"] = details
         sizes = {"hidden": model.hidden, "attention": shape, "experts": model.experts}
-        source = f"a CUDA graph of one row, launches of a prompt, not cached; {self.source}"
+        source = f"a CUDA graph of one row, a prompt's kernels, launched beforehand, not cached; {self.source}"
         return sizes | {"decode": curve(times.decode, source), "prefill": curve(times.prefill, source)}
 
 
@@ -239,23 +244,21 @@ def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table, source
 def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
     return {
         name: figure(median(getattr(loop, name) for loop in loops), source)
-        for name in ("route_wait_us", "launch_us", "alone_us")
+        for name in ("route_wait_us", "launch_us", "alone_us", "copying_us")
     }
 
 
-def _lookups(machine: Machine, effort: Effort, source: str, gpu: Table) -> tuple[Table, Table]:
+def _lookups(machine: Machine, effort: Effort, source: str, hardware: Hardware) -> tuple[Table, Table]:
     tables, details = Table(), Table()
-    read = gpu["bandwidth_gbps"]["value"] * gpu["bandwidth_fraction"]["value"]
-    product = gpu["tflops"]["value"] * gpu["tflops_fraction"]["value"] * 1e3
     places: tuple[tuple[Where, int], ...] = (("gpu", 2), ("host", 4))
     for where, element_bytes in places:
-        most = (read, product) if where == "gpu" else (math.inf, math.inf)
-        costs = lookup_costs(machine, where, effort.tables, most)
+        costs = lookup_costs(machine, where, hardware, effort.tables)
         tables[where] = _costs(costs, element_bytes, source)
         details[where] = {
             "search_us": {way: spread(times) for way, times in costs.searches.items()},
             "cluster_us": spread(costs.cluster),
             "network_us": spread(costs.network),
+            "answered_us": {what: spread(times) for what, times in costs.answered.items()},
         }
     return tables, details
 
@@ -264,14 +267,36 @@ def _costs(costs: Costs, element_bytes: int, source: str) -> Table:
     """As ``sim.hardware.Lookups`` has them: bytes a nanosecond are GB/s, FLOP a nanosecond GFLOP/s."""
     search, cluster, network = costs.search_line, costs.cluster_line, costs.network_line
     most = 1e8  # a rate that no size showed
+
+    def said(what: str, line: Line) -> str:
+        return f"{costs.how[what]}; misses by {line.worst:.0%} at most; {source}"
+
     return {
         "element_bytes": element_bytes,
-        "search_us": figure(search.fixed_ns / 1e3, f"{costs.how}; misses by {search.worst:.0%} at most; {source}"),
-        "iteration_us": figure(cluster.fixed_ns / 1e3, f"torch; misses by {cluster.worst:.0%} at most; {source}"),
-        "network_us": figure(network.fixed_ns / 1e3, f"torch; misses by {network.worst:.0%} at most; {source}"),
+        "search_us": figure(search.fixed_ns / 1e3, said("search", search)),
+        "iteration_us": figure(cluster.fixed_ns / 1e3, said("iteration", cluster)),
+        "network_us": figure(network.fixed_ns / 1e3, said("network", network)),
         "gbps": figure(min(most, search.rate), f"slope of the search over bytes; {source}"),
         "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs; {source}"),
     }
+
+
+def _host(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:
+    hidden, width = effort.hosted
+    whole = load_model("mixtral-8x7b")
+    size = 2 * hidden * width * whole.expert_matrices
+    model = replace(whole, hidden=hidden, expert_ffn=width, expert_bytes=(size,) * whole.routed_layers)
+    times = host_times(machine, shrunk(model, 1))
+    what = f"an expert of {hidden} x {width}, one row, {times.charged} threads"
+    table = {
+        "host_gbps": figure(max(1e-3, times.gbps(busy=False)), f"{what}, link idle; {source}"),
+        "shared_gbps": figure(max(1e-3, times.gbps(busy=True)), f"{what}, beside copies to the device; {source}"),
+    }
+    details = {
+        f"{threads} threads": spread({"link idle": alone.idle, "link busy": alone.busy})
+        for threads, alone in times.threads.items()
+    }
+    return table, details
 
 
 def _print(hardware: Hardware, out: Path) -> None:

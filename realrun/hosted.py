@@ -3,6 +3,9 @@
 The states of a call are fetched to the host, a thread computes its experts one after another as their weights lie in
 pinned memory, and their outputs are copied back to the rows of their pairs. The thread touches host memory alone: what
 concerns the device is done by the thread that looks after it, which shares the device's driver with nobody.
+
+Products are cut into equal parts, one a processor, so whoever has to share a processor holds up all others. The thread
+that looks after the device never rests for long: it keeps one for itself.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +26,19 @@ Results = list[tuple[int, int, "torch.Tensor"]]
 
 
 class HostedExperts:
-    """Computes experts on the host for one run; ``close`` ends its thread."""
+    """Computes experts on the host for one run; ``close`` ends its thread.
 
-    def __init__(self, device: Device, store: HostStore, model: ModelSpec) -> None:
+    ``threads`` is how many compute at once, by default all of torch's but one.
+    """
+
+    def __init__(self, device: Device, store: HostStore, model: ModelSpec, threads: int | None = None) -> None:
+        torch = the_torch()
         self._device, self._store = device, store
         self._shape = (model.hidden, model.expert_ffn, model.expert_matrices == 3)
-        self._thread = ThreadPoolExecutor(1, "hosted")
+        self._before = torch.get_num_threads()
+        self.threads = threads or max(1, self._before - 1)
+        # Of the thread that asks, and of those that begin later.
+        self._thread = ThreadPoolExecutor(1, "hosted", torch.set_num_threads, (self.threads,))
         self._computed = 0
 
     def begin(self, step: Step, experts: list[int], pairs: list[tuple[int, int]], take: Any) -> "Future[Results]":
@@ -53,6 +63,7 @@ class HostedExperts:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
+        the_torch().set_num_threads(self._before)
 
     def _run(
         self, states: "torch.Tensor", rows: "torch.Tensor", experts: list[int], pairs: list[tuple[int, int]]

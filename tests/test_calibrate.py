@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from realrun.__main__ import main
-from realrun.calibrate import TINY, calibrate
+from realrun.calibrate import TINY, _Blocks, _loops, calibrate
 from realrun.measure.copies import buffers, copy_times
 from realrun.measure.experts import Ffn, ffn_times, ffns
 from realrun.measure.layers import layer_times, layers_of
@@ -20,7 +20,7 @@ from realrun.measure.loop import Loop, loop_times, without_loop
 from realrun.measure.machine import Machine, Timing
 from realrun.profile import curve, to_toml
 from sim.cost import Costs, along
-from sim.hardware import Curve, Hardware
+from sim.hardware import Curve, Figure, Hardware
 from sim.model import builtin_models, load_model
 from sim.software import Software
 from traces.errors import InputError
@@ -29,6 +29,8 @@ TINY_MOE = replace(
     load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
     moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
 )  # fmt: skip
+
+LOOP = ("route_wait_us", "launch_us", "alone_us", "copying_us")
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
@@ -95,6 +97,7 @@ def test_timings_are_medians_within_their_spread() -> None:
 def test_the_profile_loads_and_says_where_everything_is_from(profile: str) -> None:
     machine = measured(profile)
     assert machine.link_measured and machine.link.queued is not None
+    assert machine.host is not None and machine.host.host_gbps.value > 0 and machine.host.shared_gbps.value > 0
     figures = [figure for part in (machine.gpu, machine.software) for _, figure in part if hasattr(figure, "measured")]
     assert figures and all(figure.measured and "torch" in figure.source for figure in figures)
     facts = machine.details["machine"]
@@ -159,14 +162,17 @@ def test_every_built_in_model_has_its_ffns_and_layers() -> None:
 
 def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
     machine = Machine("cpu", 3)
-    for used in ffns([TINY_MOE]):
-        assert set(ffn_times(machine, used, (1, 4))) == {1, 4}
+    found = ffn_times(machine, ffns([TINY_MOE]), (1, 4))
+    assert set(found) == {Ffn(64, 32, 3), Ffn(64, 48, 3)}
+    assert all(set(times.charged) == {1, 4} for times in found.values())
+    assert set(found[Ffn(64, 32, 3)].others) == {"eager", "graph", "one_alone"}
+    assert set(found[Ffn(64, 48, 3)].others) == {"eager", "graph", "launched"}
     times = layer_times(machine, TINY_MOE, (8, 16), (1, 8))
-    assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8}
+    assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8} == set(times.launched)
 
 
-def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0) -> Loop:
-    return Loop(resident_us, waiting_us, alone_us, top_k=2)
+def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0, beside_us: float = 0.0) -> Loop:
+    return Loop(resident_us, waiting_us, alone_us, beside_us, link_busy=1.0, top_k=2)
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100))
@@ -174,6 +180,8 @@ def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: 
     found = loop(resident, waiting, alone)
     assert found.route_wait_us + found.launch_us == pytest.approx(resident)
     assert found.route_wait_us >= 0 and found.launch_us >= 0
+    assert loop(resident, waiting, alone, resident + alone).copying_us == pytest.approx(alone, abs=1e-6)
+    assert loop(resident, waiting, alone, resident / 2).copying_us == 0
     if 2 * alone <= waiting <= resident + 2 * alone:
         assert found.route_wait_us + 2 * found.alone_us == pytest.approx(waiting)
 
@@ -182,10 +190,45 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     machine = measured(profile)
     found = loop_times(Machine("cpu", 3), TINY_MOE, machine, steps=3, waiting_steps=2)
     assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
-    bare = without_loop(machine)
+    assert found.beside_us > 0 and 0 < found.link_busy <= 1
+    given_all = machine.model_copy(
+        update={"software": machine.software.model_copy(update=dict.fromkeys(LOOP, Figure(value=9, source="seen")))}
+    )
+    assert Costs(TINY_MOE, given_all).copying_ns == 9000
+    bare, nothing = without_loop(machine), Costs(TINY_MOE, without_loop(given_all))
+    assert (nothing.launch_ns, nothing.alone_ns, nothing.copying_ns) == (0, 0, 0)
     assert Costs(TINY_MOE, bare).layer_ns([1], [1])[0, 1] < Costs(TINY_MOE, machine).layer_ns([1], [1])[0, 1]
     with pytest.raises(InputError, match="too much to time"):
         loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)
+
+
+def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str) -> None:
+    machine, tables = Machine("cpu", 3), tomllib.loads(profile)
+    blocks = _Blocks(machine, TINY, "seen")
+    tables["ffn"] = blocks.ffns(ffns([TINY_MOE]))
+    tables["layer"] = [blocks.layer(TINY_MOE)]
+    details = _loops(machine, [TINY_MOE], tables, "seen")
+    found, costs = Hardware.from_dict(tables), Costs(TINY_MOE, Hardware.from_dict(tables))
+    assert details.keys() == {TINY_MOE.name}
+    assert costs.expert_ns(1) == found.ffn[0].points[0][1]
+    assert found.layer[0].copying_us == found.software.copying_us.model_copy(
+        update={"source": found.layer[0].copying_us.source}
+    )
+    assert costs.copying_ns == pytest.approx(found.layer[0].copying_us.value * 1e3, abs=1)
+    to_toml(blocks.details | {"loop_us": details})
+
+
+def test_a_trip_is_charged_once(profile: str) -> None:
+    machine = measured(profile)
+    software = Software.load("measured", machine)
+    answered = machine.details["lookups"]["gpu"]["answered_us"]
+    assert set(answered) == {f"{what}, link {link}" for what in ("search", "network") for link in ("idle", "busy")}
+    assert all(len(answered[f"search, link {link}"]) == len(TINY.tables) for link in ("idle", "busy"))
+    trip = software.search_us.value * 1e3
+    two = software.search_ns(machine, 100, 64) + software.search_ns(machine, 100, 64)
+    assert two - software.search_ns(machine, 200, 64) == pytest.approx(trip, abs=3)
+    iterations = [software.cluster_ns(machine, 10, 64, 4, count) for count in (1, 2, 3)]
+    assert np.diff(iterations).tolist() == pytest.approx([iterations[0]] * 2, abs=3)
 
 
 def test_a_layers_own_loop_goes_before_that_of_the_software(profile: str) -> None:

@@ -9,10 +9,13 @@ that translate them; so copies here go from place to place too.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from realrun.device import Device, Event
 from realrun.measure.machine import Machine, Timing
 
 if TYPE_CHECKING:
@@ -58,15 +61,16 @@ def copy_times(
 ) -> Copies:
     """Copies of each of ``sizes`` between host and device, one alone and each of a row of ``ROW``."""
     host = memory.pinned if pinned else memory.pageable
-    alone, queued = {}, {}
-    for size in sizes:
-        copies = [_copy(*_ends(host, memory.device, size, direction, place)) for place in range(ROW)]
-        # A pageable copy is slow and noisy, and nobody waits for a long series of them.
-        repeats = machine.repeats if pinned else max(3, machine.repeats // 4)
-        alone[size] = machine.time(*(copies if pinned else copies[:2]), repeats=repeats, alone=True)
-        if pinned:
-            queued[size] = _in_a_row(machine, copies, alone[size])
-    return Copies(alone, queued)
+    copies = {
+        size: [_copy(*_ends(host, memory.device, size, direction, place)) for place in range(ROW)] for size in sizes
+    }
+    if not pinned:  # slow and noisy, and nobody waits for a long series of them
+        few = {size: each[:2] for size, each in copies.items()}
+        return Copies(machine.times(few, repeats=max(3, machine.repeats // 4), alone=True), {})
+    alone = machine.times(copies, alone=True)
+    rows = {size: [partial(_all, each)] for size, each in copies.items()}
+    together = machine.times(rows, repeats=max(3, machine.repeats // 2), alone=True)
+    return Copies(alone, {size: _one_of(row, alone[size]) for size, row in together.items()})
 
 
 def _ends(
@@ -85,14 +89,15 @@ def _copy(source: Any, target: Any) -> Callable[[], None]:
     return lambda: target.copy_(source, non_blocking=True)
 
 
-def _in_a_row(machine: Machine, copies: list[Callable[[], None]], alone: Timing) -> Timing:
-    def row() -> None:
-        for copy in copies:
-            copy()
+def _all(copies: list[Callable[[], None]]) -> None:
+    for copy in copies:
+        copy()
 
-    whole = machine.time(row, repeats=max(3, machine.repeats // 2), alone=True)
-    each = [max(1.0, (ns - alone.ns) / (ROW - 1)) for ns in (whole.low, whole.ns, whole.high)]
-    return Timing(round(each[1]), round(each[0]), round(each[2]), whole.runs)
+
+def _one_of(row: Timing, alone: Timing) -> Timing:
+    """What one copy adds to ``row``."""
+    low, middle, high = (max(1, round((ns - alone.ns) / (ROW - 1))) for ns in (row.low, row.ns, row.high))
+    return Timing(middle, low, high, row.runs)
 
 
 @dataclass(frozen=True)
@@ -206,3 +211,23 @@ class HostWork:
             stop.set()
             worker.join()
         return 2 * self.a.numel() / during[len(during) // 2], copied
+
+
+class Traffic:
+    """Copies of ``size`` bytes that keep the link of ``device`` busy beside something else, on its copying stream."""
+
+    AHEAD = 3
+    """Copies that are handed over at a time."""
+
+    def __init__(self, machine: Machine, device: Device, size: int = 32 * 2**20) -> None:
+        self._device = device
+        self._source, self._target = machine.host(size, True), machine.bytes(size)
+        self._under_way: deque[Event] = deque()
+
+    def keep(self) -> None:
+        """Hand over what is missing; whoever measures calls this again before `AHEAD` copies can be over."""
+        while self._under_way and self._under_way[0].query():
+            self._under_way.popleft()
+        while len(self._under_way) < self.AHEAD:
+            self._device.copy(self._target, self._source)
+            self._under_way.append(self._device.copies.record())

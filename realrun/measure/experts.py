@@ -2,15 +2,17 @@
 the other, those of dense layers within a CUDA graph.
 
 Routed experts that serve one row each are computed together, so their time is that of a token's ``k`` at once over k.
+A run launches them once it has seen the route, so launching is part of their time. Shared experts are launched while
+the layer before them computes: theirs is the device's time alone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 from realrun.experts import Experts
-from realrun.measure.machine import Machine, Timing
+from realrun.measure.machine import Key, Machine, Timing, Work
 from sim.model import ModelSpec
 from traces.errors import InputError
 
@@ -60,31 +62,79 @@ def ffns(models: Iterable[ModelSpec]) -> list[Used]:
     return sorted(found.values(), key=lambda used: used.ffn)
 
 
-def ffn_times(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[int, Timing]:
-    """Time of one FFN over each number of rows, weights not in any cache of the device."""
+@dataclass(frozen=True)
+class FfnTimes:
+    """Of one FFN by rows: what is charged, and what else was timed, by name, for a person."""
+
+    charged: dict[int, Timing]
+    others: dict[str, dict[int, Timing]]
+
+
+def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROWS) -> dict[Ffn, FfnTimes]:
+    """Time of each FFN over each number of rows, weights not in any cache of the device.
+
+    For comparison, at the first of ``rows``, the same as plain products, and a routed expert alone.
+    """
+    runs: dict[tuple[Ffn, str, int], Runs] = {}
+    hidden: dict[tuple[Ffn, str, int], Runs] = {}
+    for used in useds:
+        for count, charged in ffn_runs(machine, used, rows).items():
+            (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
+            if used.use == "shared":
+                runs[used.ffn, "launched", count] = charged
+        for name, compared in _compared(machine, used, rows[:1]).items():
+            runs |= {(used.ffn, name, count): each for count, each in compared.items()}
+    found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
+    for (ffn, name, count), taken in (_times(machine, runs, False) | _times(machine, hidden, True)).items():
+        found.setdefault(ffn, {}).setdefault(name, {})[count] = taken
+    return {ffn: FfnTimes(ways.pop("charged"), ways) for ffn, ways in found.items()}
+
+
+def _compared(machine: Machine, used: Used, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
+    compared = {name: plain_runs(machine, used.ffn, graph, rows) for name, graph in (("eager", False), ("graph", True))}
     if used.use == "routed":
-        return routed_times(machine, used.model, rows)
-    return plain_times(machine, used.ffn, used.use == "dense", rows)
+        compared["one_alone"] = routed_runs(machine, used.model, rows, together=1)
+    return compared
 
 
-def routed_times(
+@dataclass(frozen=True)
+class Runs:
+    """What is to be timed of one FFN at one size: ``work``, each of which computes ``parts`` of them."""
+
+    work: Work
+    parts: int = 1
+
+
+def ffn_runs(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+    """One FFN over each number of rows, weights not in any cache of the device."""
+    if used.use == "routed":
+        return routed_runs(machine, used.model, rows)
+    return plain_runs(machine, used.ffn, used.use == "dense", rows)
+
+
+def routed_runs(
     machine: Machine, model: ModelSpec, rows: Iterable[int], together: int | None = None
-) -> dict[int, Timing]:
-    """Of one routed expert of ``model``; at one row the share of one of ``together`` (default: k) computed at once."""
+) -> dict[int, Runs]:
+    """One routed expert of ``model``; at one row ``together`` (default: k) that are computed at once."""
     size, at_once = 2 * model.expert_parameters, together or model.top_k
     count = max(at_once, machine.copies(size) // at_once * at_once)
     slots = _slots(machine, count, size)
     experts = Experts(model, cast(Any, SimpleNamespace(bytes=slots, n_slots=count)))
-    times = {}
+    runs = {}
     for each in rows:
         group = at_once if each == 1 else 1
-        states = machine.random(1 if each == 1 else each, model.hidden, scale=1.0)
+        states = machine.random(each, model.hidden, scale=1.0)
         outputs = machine.random(group * each + 1, model.hidden)
         work = [_routed(machine, experts, states, outputs, list(range(first, first + group)), each)
                 for first in range(0, count, group)]  # fmt: skip
-        taken = machine.time(*work)
-        times[each] = taken.over(group)
-    return times
+        runs[each] = Runs(work, group)
+    return runs
+
+
+def _times(machine: Machine, runs: Mapping[Key, Runs], asleep: bool) -> dict[Key, Timing]:
+    """Time of one FFN of each of ``runs``, see ``Machine.times``."""
+    times = machine.times({key: each.work for key, each in runs.items()}, asleep=asleep)
+    return {key: taken.over(runs[key].parts) for key, taken in times.items()}
 
 
 def _slots(machine: Machine, count: int, size: int) -> Any:
@@ -103,15 +153,15 @@ def _routed(
     return lambda: experts.launch(states, outputs, slots, pairs, take)
 
 
-def plain_times(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = ROWS) -> dict[int, Timing]:
-    """Of one FFN as two or three products, launched from Python or as a CUDA graph."""
+def plain_runs(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+    """One FFN as two or three products, launched from Python or as a CUDA graph."""
     experts = [_weights(machine, ffn) for _ in range(min(16, machine.copies(ffn.bytes)))]
-    times = {}
+    runs = {}
     for count in rows:
         tokens = machine.random(count, ffn.hidden, scale=1.0)
         work = [plain_ffn(machine, tokens, *weights) for weights in experts]
-        times[count] = machine.time(*([machine.graph(one) for one in work] if graph else work))
-    return times
+        runs[count] = Runs([machine.graph(one) for one in work] if graph else work)
+    return runs
 
 
 def _weights(machine: Machine, ffn: Ffn) -> tuple[Any, Any]:

@@ -1,4 +1,8 @@
-"""A layer up to its route, as a run computes it: attention and router, of a token over its context and of a prompt."""
+"""A layer up to its route, as a run computes it: attention and router, of a token over its context and of a prompt.
+
+A run launches a layer while the experts of the one before it still compute, so the time that counts is the device's
+alone: it sleeps until the layers are launched.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,7 +11,7 @@ from functools import partial
 from realrun.device import open_device
 from realrun.layers import Layers, Step
 from realrun.measure.loop import shrunk
-from realrun.measure.machine import Machine, Timing
+from realrun.measure.machine import Machine, Timing, Work
 from sim.model import ModelSpec
 
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192)
@@ -20,6 +24,8 @@ class LayerTimes:
 
     decode: dict[int, Timing]
     prefill: dict[int, Timing]
+    launched: dict[int, Timing]
+    """Of a prompt whose layers follow each other as fast as they can be launched."""
 
 
 def layers_of(models: Iterable[ModelSpec]) -> list[ModelSpec]:
@@ -38,24 +44,26 @@ def layer_times(
     """Times of one routed layer, answer fetched but not waited for, weights and keys not in any cache of the device."""
     count = min(8, 1 + machine.copies(model.attention.parameters * 2))
     few = replace(shrunk(model, count + 1), shared_ffn=0)
-    decode, prefill = {}, {}
     with open_device(str(machine.device)) as device, device.running():
+        tokens, rows = {}, {}
         for context in contexts:
             layers = Layers(device, few, context, 1)
-            decode[context] = _time(machine, layers, layers.decode_step(1, model.top_k), False)
+            tokens[context] = _launches(machine, layers, layers.decode_step(1, model.top_k), False)
         layers = Layers(device, few, 1, max(prompts := tuple(prompts)))
-        for rows in prompts:
-            prefill[rows] = _time(machine, layers, Step(few, rows, model.top_k, device, prompt=True), True)
+        for length in prompts:
+            rows[length] = _launches(machine, layers, Step(few, length, model.top_k, device, prompt=True), True)
+        decode, prefill = machine.times(tokens, asleep=True), machine.times(rows, asleep=True)
+        launched = machine.times(rows)
         device.synchronize()
-    return LayerTimes(decode, prefill)
+    return LayerTimes(decode, prefill, launched)
 
 
-def _time(machine: Machine, layers: Layers, step: Step, prompt: bool) -> Timing:
-    """Of every layer but the first, which looks tokens up instead of gathering what experts gave."""
+def _launches(machine: Machine, layers: Layers, step: Step, prompt: bool) -> Work:
+    """Every layer but the first, which looks tokens up instead of gathering what experts gave."""
 
     def launch(layer: int) -> None:
         layers.launch(step, layer, prompt)
         if not machine.cuda:  # whose stream is a thread that the host's clock does not see
             layers.device.synchronize()
 
-    return machine.time(*(partial(launch, layer) for layer in range(1, layers.model.routed_layers)))
+    return [partial(launch, layer) for layer in range(1, layers.model.routed_layers)]

@@ -3,21 +3,27 @@
 Each is timed at several sizes and reduced to the two numbers that the simulator charges by: a fixed time, and a rate
 for the bytes that are read (search, net) or the products that are taken (clustering). Both come from a least-squares
 line through the relative times, so that small sizes count as much as large ones.
+
+On the GPU a search and a net cost the whole trip, as a run makes it (`realrun.measure.trips`), and while copies keep
+the link busy, since predictors that prefetch do so. Iterations of clustering follow one another and need no answer: the
+search after the last one brings it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from realrun.lookup import Fused, eager
-from realrun.measure.machine import Machine, Timing
+from realrun.measure.machine import Key, Machine, Timing, Work
+from realrun.measure.trips import trips
+from sim.hardware import Hardware
 
 Where = Literal["gpu", "host"]
-TABLES = ((500, 2048), (2000, 2048), (2000, 4096), (4000, 4096), (16000, 4096))
-"""Entries and their dimensions; 2 x 2,000 of Mixtral's are DoMoE's tables."""
+TABLES = ((512, 2048), (2048, 2048), (2048, 4096), (4032, 4096), (16000, 4096))
+"""Entries, as many as runs make look-ups ready for, and their dimensions; 2 x 2,000 of Mixtral's are DoMoE's tables."""
 NETS = ((2048, 1024, 128), (4096, 1024, 48), (4096, 4096, 768))
 """Input, hidden layer and output of two-layer nets."""
 PROMPTS = ((64, 2048), (256, 4096), (1024, 4096))
@@ -56,61 +62,80 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """One place: each timing by its size, in words, and the lines through them."""
+    """One place: each timing by its size, in words, and the lines through those that are charged."""
 
     searches: dict[str, dict[str, Timing]]
-    """Every way of searching."""
+    """Every way of searching, one search after the other."""
     cluster: dict[str, Timing]
     network: dict[str, Timing]
+    answered: dict[str, dict[str, Timing]]
+    """Whole trips to the GPU and back, by what is answered and whether the link is idle or busy; none on the host."""
     search_line: Line
     cluster_line: Line
     network_line: Line
-    how: str
-    """Which way of searching is charged: the fastest over all sizes together."""
+    how: dict[str, str]
+    """What is charged for ``search``, ``iteration`` and ``network``, in words."""
 
 
 def lookup_costs(
-    machine: Machine,
-    where: Where,
-    tables: Sequence[tuple[int, int]] = TABLES,
-    most: tuple[float, float] = (math.inf,) * 2,
+    machine: Machine, where: Where, hardware: Hardware, tables: Sequence[tuple[int, int]] = TABLES
 ) -> Costs:
     """Time all three at every size, on the device of ``machine`` or on its host.
 
-    ``most`` are bytes and FLOP a nanosecond that the place reaches at all.
+    ``hardware`` says what the GPU reaches at all. On the host the fastest way of searching is charged, taken over all
+    sizes together.
     """
+    most = (hardware.memory_bytes_per_s / 1e9, hardware.flops_per_s / 1e9) if where == "gpu" else (math.inf, math.inf)
     searches = search_times(machine, where, tables)
-    how = min(searches, key=lambda way: sum(np.log(timing.ns) for timing in searches[way].values()))
-    size = 2 if where == "gpu" else 4
-    search = [(entries * dims * size, timing.ns) for (entries, dims), timing in searches[how].items()]
-    clustered = {shape: _time(machine, where, _clustering(machine, where, *shape)) for shape in PROMPTS}
-    cluster = [(2.0 * rows * dims * (CENTRES + 1), timing.ns) for (rows, dims), timing in clustered.items()]
-    nets = {net: _time(machine, where, *_network(machine, where, *net)) for net in NETS}
-    network = [((a * b + b * c) * size, timing.ns) for (a, b, c), timing in nets.items()]
+    fastest = min(searches, key=lambda way: sum(np.log(timing.ns) for timing in searches[way].values()))
+    cluster = _times(machine, where, {shape: [_clustering(machine, where, *shape)] for shape in PROMPTS})
+    network = _times(machine, where, {net: _network(machine, where, *net) for net in NETS})
+    search, net, how, answered = searches[fastest], network, {"search": fastest, "network": "torch"}, {}
+    if where == "gpu":
+        idle, busy = trips(machine, hardware, tables, NETS)
+        search, net = busy.searches, busy.nets
+        trip = "from launch to answer, copies on the link"
+        how = {"search": f"one, {trip}", "network": f"one, {trip}"}
+        answered = {
+            f"{what}, link {link}": {_words(size): timing for size, timing in times.items()}
+            for link, found in (("idle", idle), ("busy", busy))
+            for what, times in (("search", found.searches), ("network", found.nets))
+        }
+    element = 2 if where == "gpu" else 4
     return Costs(
-        {way: {f"{n} x {dims}": timing for (n, dims), timing in times.items()} for way, times in searches.items()},
-        {f"{rows} x {dims}, {CENTRES} centres, an iteration": timing for (rows, dims), timing in clustered.items()},
-        {" - ".join(map(str, net)): timing for net, timing in nets.items()},
-        Line.through(search, most[0]),
-        Line.through(cluster, most[1]),
-        Line.through(network),
-        how,
+        {way: {_words(size): timing for size, timing in times.items()} for way, times in searches.items()},
+        {f"{_words(shape)}, {CENTRES} centres, an iteration": timing for shape, timing in cluster.items()},
+        {_words(size): timing for size, timing in network.items()},
+        answered,
+        Line.through([(entries * dims * element, timing.ns) for (entries, dims), timing in search.items()], most[0]),
+        Line.through([(2.0 * n * dims * (CENTRES + 1), timing.ns) for (n, dims), timing in cluster.items()], most[1]),
+        Line.through([((a * b + b * c) * element, timing.ns) for (a, b, c), timing in net.items()]),
+        how | {"iteration": "torch, one after the other"},
     )
 
 
-def _time(machine: Machine, where: Where, *work: Callable[[], Any]) -> Timing:
-    return machine.time(*work) if where == "gpu" else machine.time_host(work[0])
+def _words(size: tuple[int, ...]) -> str:
+    """A table or a prompt is rows x dimensions, a net input - hidden layer - output."""
+    return (" x " if len(size) == 2 else " - ").join(map(str, size))
+
+
+def _times(machine: Machine, where: Where, work: Mapping[Key, Work]) -> dict[Key, Timing]:
+    if where == "gpu":
+        return machine.times(work)
+    return machine.times_host({key: each[0] for key, each in work.items()})
 
 
 def search_times(
     machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES
 ) -> dict[str, dict[tuple[int, int], Timing]]:
     """Every way of searching the nearest of one table, by name, at every size (entries, dimensions)."""
-    ways: dict[str, dict[tuple[int, int], Timing]] = {}
+    work: dict[tuple[str, tuple[int, int]], Work] = {}
     for shape in tables:
         searches = _gpu_searches(machine, *shape) if where == "gpu" else _host_searches(machine, *shape)
-        for name, work in searches.items():
-            ways.setdefault(name, {})[shape] = _time(machine, where, *work)
+        work |= {(name, shape): each for name, each in searches.items()}
+    ways: dict[str, dict[tuple[int, int], Timing]] = {}
+    for (name, shape), taken in _times(machine, where, work).items():
+        ways.setdefault(name, {})[shape] = taken
     return ways
 
 

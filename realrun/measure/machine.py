@@ -2,24 +2,33 @@
 
 On a GPU, times are taken between CUDA events, so that they are the device's own and launches overlap as they do in
 use; on the CPU, where everything is synchronous, they are the host's. Every measurement warms up first and gives the
-median of several runs with the spread around it.
+median of several runs with the spread around it. Where several things are timed, each has its turn several times, so
+that what disturbs the machine for a moment is in few of a thing's runs and not in its median.
 """
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from traces.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
+Key = TypeVar("Key")
+Work = Sequence[Callable[[], Any]]
+"""The same operation on several inputs, which are used in turn."""
+
 L2_BYTES = 192 * 2**20
 """Inputs that are used in turn cover at least this much, so that none is found in a cache (an H200's L2: 60 MB)."""
+BURSTS = 5
+"""How many times each of several things that are timed has its turn."""
+SHORT_SLEEP, LONG_SLEEP = 0.001, 0.064
+"""Seconds for which a GPU sleeps while work is launched: at first, and at most."""
 
 
 @dataclass(frozen=True)
@@ -97,32 +106,72 @@ class Machine:
             self.torch.cuda.synchronize()
 
     def time(self, *work: Callable[[], Any], repeats: int | None = None, alone: bool = False) -> Timing:
-        """Time of one of ``work``, which are used in turn (the same operation on other inputs).
+        """Time of one of ``work``, which are used in turn (the same operation on other inputs); see ``times``."""
+        return self.times({None: work}, repeats, alone)[None]
 
-        With ``alone`` the device is idle before each; otherwise runs follow each other as fast as they can be launched.
+    def times(
+        self, work: Mapping[Key, Work], repeats: int | None = None, alone: bool = False, asleep: bool = False
+    ) -> dict[Key, Timing]:
+        """Time of each of ``work`` in as many runs as ``repeats`` says, `BURSTS` or fewer of them at a time.
+
+        With ``alone`` the device is idle before each run; otherwise runs follow each other as fast as they can be
+        launched. With ``asleep`` those of a burst are launched while the device sleeps, so that what launching them
+        takes the host is not in their time.
         """
         runs = repeats or self.repeats
-        for index in range(max(3, len(work) if self.cuda else 0)):
-            work[index % len(work)]()
-        self.synchronize()
-        if not self.cuda:
-            return Timing.of([_host_ns(work[run % len(work)]) for run in range(runs)])
-        events = [self._event_pair() for _ in range(runs)]
-        for run, (begin, end) in enumerate(events):
-            if alone:
-                self.torch.cuda.synchronize()
-            begin.record()
-            work[run % len(work)]()
-            end.record()
-        self.torch.cuda.synchronize()
-        return Timing.of([begin.elapsed_time(end) * 1e6 for begin, end in events])
+        samples: dict[Key, list[float]] = {key: [] for key in work}
+        sleeps = dict.fromkeys(work, SHORT_SLEEP if asleep and self.cuda else 0.0)
+        for number, size in enumerate(bursts(runs)):
+            for key, each in work.items():
+                again = 0 if alone else 2
+                for run in range(again if number else max(3, len(each) if self.cuda else 0)):
+                    each[run % len(each)]()  # what follows is launched before this is over
+                some = [each[(len(samples[key]) + run) % len(each)] for run in range(size)]
+                if self.cuda:
+                    sleeps[key] = self._burst(some, samples[key], sleeps[key], alone)
+                else:
+                    samples[key] += [_host_ns(one) for one in some]
+        return {key: Timing.of(found) for key, found in samples.items()}
+
+    def _burst(self, work: Work, samples: list[float], seconds: float, alone: bool) -> float:
+        """Add the time of each of ``work`` to ``samples``; returns how long the device slept meanwhile, if it did.
+
+        If it woke up before all was launched, that is done again with a longer sleep, up to `LONG_SLEEP`.
+        """
+        cuda = self.torch.cuda
+        while True:
+            events = [self._event_pair() for _ in work]
+            awake = cuda.Event()
+            if seconds:
+                cuda._sleep(int(seconds * 1.8e9))  # cycles of a clock of about that rate
+            awake.record()
+            for one, (begin, end) in zip(work, events, strict=True):
+                if alone:
+                    cuda.synchronize()
+                begin.record()
+                one()
+                end.record()
+            too_short = bool(seconds) and awake.query()
+            cuda.synchronize()
+            if not too_short or seconds >= LONG_SLEEP:
+                samples += [begin.elapsed_time(end) * 1e6 for begin, end in events]
+                return seconds
+            seconds *= 2
 
     def time_host(self, work: Callable[[], Any], repeats: int | None = None) -> Timing:
         """Time of ``work`` by the host's clock, which must have its result when it returns."""
-        for _ in range(3):
-            work()
-        self.synchronize()
-        return Timing.of([_host_ns(work) for _ in range(repeats or self.repeats)])
+        return self.times_host({None: work}, repeats)[None]
+
+    def times_host(self, work: Mapping[Key, Callable[[], Any]], repeats: int | None = None) -> dict[Key, Timing]:
+        """The same of each of ``work``, in bursts."""
+        samples: dict[Key, list[float]] = {key: [] for key in work}
+        for number, size in enumerate(bursts(repeats or self.repeats)):
+            for key, each in work.items():
+                for _ in range(1 if number else 3):
+                    each()
+                self.synchronize()
+                samples[key] += [_host_ns(each) for _ in range(size)]
+        return {key: Timing.of(found) for key, found in samples.items()}
 
     def _event_pair(self) -> tuple[Any, Any]:
         event = self.torch.cuda.Event
@@ -163,6 +212,12 @@ class Machine:
             facts["cuda"] = str(self.torch.version.cuda)
             facts |= _told(self.device)
         return facts
+
+
+def bursts(runs: int) -> Iterator[int]:
+    """Sizes of the bursts that ``runs`` runs are cut into, as equal as may be, none empty."""
+    count = min(BURSTS, runs)
+    yield from ((runs * (i + 1) // count) - (runs * i // count) for i in range(count))
 
 
 def the_torch() -> Any:

@@ -20,10 +20,10 @@ class Bandwidth:
 def bandwidth(machine: Machine, size: int = 2**31) -> Bandwidth:
     """Copies and matrix-vector products over ``size`` bytes, far more than any cache holds."""
     source, target = machine.bytes(size), machine.bytes(size)
-    copied = machine.time(lambda: target.copy_(source), repeats=max(3, machine.repeats // 2))
     columns = 4096
     matrix = machine.random(size // 2 // columns, columns)
     vector = machine.random(columns)
-    read = machine.time(lambda: matrix @ vector, repeats=max(3, machine.repeats // 2))
+    work = {"copy": [lambda: target.copy_(source)], "read": [lambda: matrix @ vector]}
+    taken = machine.times(work, repeats=max(3, machine.repeats // 2))
     total = machine.torch.cuda.get_device_properties(machine.device).total_memory / 1e9 if machine.cuda else 0.0
-    return Bandwidth(2 * size / copied.ns, matrix.numel() * 2 / read.ns, total)
+    return Bandwidth(2 * size / taken["copy"].ns, matrix.numel() * 2 / taken["read"].ns, total)

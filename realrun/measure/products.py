@@ -67,9 +67,9 @@ def launches(machine: Machine, row: int = 64) -> Launches:
                 machine.torch.cuda.current_stream().synchronize()
             kernel()
 
-    launched, graph = machine.time(kernels), machine.time(machine.graph(kernels))
     one = machine.graph(kernel)
-    with_waits = machine.time(waiting)
+    taken = machine.times({"launched": [kernels], "graph": [machine.graph(kernels)], "waiting": [waiting]})
+    launched, graph, with_waits = taken["launched"], taken["graph"], taken["waiting"]
     per_wait = [max(1.0, (ns - launched.ns) / (row // 2)) for ns in (with_waits.ns, with_waits.low, with_waits.high)]
     return Launches(
         host=_launching(machine, kernel, row),

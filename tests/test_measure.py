@@ -1,0 +1,143 @@
+"""How things are timed: in bursts, on a device that sleeps, beside copies; and what predictions are charged."""
+
+import itertools
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+import torch
+
+from realrun.device import open_device
+from realrun.measure.loop import Ballast
+from realrun.measure.machine import BURSTS, Machine, bursts
+from realrun.predicting import Predictions
+from sim.hardware import Hardware
+from sim.log import DECODE
+from sim.plan import Plan
+from sim.software import Software
+from tests.realworlds import SIZE, real_run, real_world, staged
+from tests.strategies import make_trace
+
+
+@given(st.integers(1, 100))
+def test_bursts_are_all_runs_and_none_is_empty(runs: int) -> None:
+    sizes = list(bursts(runs))
+    assert sum(sizes) == runs and min(sizes) >= 1
+    assert len(sizes) == min(runs, BURSTS) and max(sizes) - min(sizes) <= 1
+
+
+def test_what_is_timed_together_has_its_turn_again_and_again() -> None:
+    seen: list[str] = []
+    work = {name: [partial(seen.append, name)] for name in "ab"}
+    times = Machine("cpu").times(work, repeats=10)
+    assert {name: timing.runs for name, timing in times.items()} == {"a": 10, "b": 10}
+    turns = [name for name, _ in itertools.groupby(seen)]
+    assert turns == ["a", "b"] * BURSTS
+
+
+class Drowsy:
+    """Stands for ``torch.cuda``: launching ``work`` takes a millisecond, running it 5 us."""
+
+    def __init__(self) -> None:
+        self.host, self.device, self.slept = 0.0, 0.0, []
+
+    def work(self) -> None:
+        self.host += 1e-3
+        self.device = max(self.host, self.device) + 5e-6
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def _sleep(self, cycles: int) -> None:
+        self.slept.append(cycles / 1.8e9)
+        self.device = max(self.host, self.device) + self.slept[-1]
+
+    def Event(self, enable_timing: bool = False) -> "DrowsyEvent":
+        return DrowsyEvent(self)
+
+
+class DrowsyEvent:
+    def __init__(self, cuda: Drowsy) -> None:
+        self.cuda, self.passed = cuda, 0.0
+
+    def record(self) -> None:
+        self.passed = max(self.cuda.host, self.cuda.device)
+
+    def query(self) -> bool:
+        return self.cuda.host >= self.passed
+
+    def elapsed_time(self, end: "DrowsyEvent") -> float:
+        return 1e3 * (end.passed - self.passed)
+
+
+def test_a_device_that_sleeps_long_enough_shows_its_own_time() -> None:
+    machine, cuda = Machine("cpu"), Drowsy()
+    machine.cuda, machine.torch = True, SimpleNamespace(cuda=cuda)
+    launched = machine.times({"x": [cuda.work]}, repeats=20)["x"]
+    assert launched.ns == pytest.approx(1e6, rel=0.01) and not cuda.slept
+    asleep = machine.times({"x": [cuda.work]}, repeats=20, asleep=True)["x"]
+    assert (asleep.low, asleep.ns, asleep.high, asleep.runs) == (5000, 5000, 5000, 20)
+    assert cuda.slept == [0.001, 0.002, 0.004, 0.008] + [0.008] * (BURSTS - 1)
+
+
+class Watched(Ballast):
+    """Remembers in which phase how many bytes were handed over that nobody asked for."""
+
+    def _hand_over(self, transfer: Any, end: int) -> None:
+        handed = self._handed
+        super()._hand_over(transfer, end)
+        if transfer.expert < 0:
+            WATCHED.append((self.phase, self._handed - handed))
+
+
+WATCHED: list[tuple[int, int]] = []
+
+
+@pytest.mark.parametrize("plan", [Plan(everything_resident=True), Plan(), Plan(keep=False)], ids=["all", "lru", "none"])
+def test_ballast_keeps_the_link_busy_in_decode_and_changes_nothing_else(plan: Plan) -> None:
+    trace = make_trace(
+        [[[0, 1], [2, 3]], [[1, 2], [0, 3]], [[2, 3], [0, 1]], [[0, 2], [1, 3]]], n_experts=4, phase=[0, 0, 1, 1]
+    )
+    world = real_world(trace, 4)
+    WATCHED.clear()
+    with staged(world) as (stage, predictions):
+        plain = real_run(world, plan, stage, predictions, keep_outputs=True).execute()
+        run = real_run(world, plan, stage, predictions, keep_outputs=True, link=Watched)
+        loaded = run.execute()
+        assert torch.equal(run.link.target, stage.store.expert(0))
+    assert {phase for phase, _ in WATCHED} == {DECODE}
+    assert sum(size for _, size in WATCHED) >= SIZE
+    assert all(torch.equal(one, other) for one, other in zip(plain.outputs, loaded.outputs, strict=True))
+    assert loaded.log.counters == plain.log.counters
+    assert loaded.log.found.tolist() == plain.log.found.tolist()
+
+
+@given(
+    st.sampled_from(["gpu", "host"]), st.integers(8, 50_000), st.sampled_from([64, 2048, 4096]), st.floats(0, 200),
+    st.floats(1, 5000), st.floats(1, 1e6),
+)  # fmt: skip
+def test_a_run_looks_up_as_long_as_it_was_charged(
+    where: str, entries: int, dims: int, fixed_us: float, gbps: float, gflops: float
+) -> None:
+    rates = {"gbps": gbps, "gflops": gflops, "search_us": fixed_us, "iteration_us": 1, "network_us": 1}
+    software = Software.model_validate(
+        {"name": "x", "where": where, "element_bytes": 2 if where == "gpu" else 4, **rates}
+    )
+    hardware = Hardware.load("h200")
+    charged = software.search_ns(hardware, entries, dims)
+    read = looking_up(software, hardware, dims).entries(charged)
+    size = dims * software.element_bytes
+    assert fixed_us * 1e3 + read * size / gbps == pytest.approx(charged, abs=1 + size / gbps)
+    if where == "gpu" and gflops * size > gbps * 2 * dims:  # neither fetched nor bound by arithmetic: the very entries
+        assert read == pytest.approx(entries, abs=1 + gbps / size)
+
+
+def looking_up(software: Software, hardware: Hardware, dims: int) -> Predictions:
+    with open_device("cpu") as device, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realrun.predicting._TABLE_BYTES", 2**12)
+        return Predictions(device, software, hardware, dims)
