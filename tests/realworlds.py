@@ -17,11 +17,17 @@ from realrun.predicting import Predictions
 from sim.plan import Plan
 from sim.terms import settle
 from sim.workload import batched, workload
-from tests.strategies import traces
+from tests.strategies import make_trace, traces
 from tests.worlds import World, arbitrary_plan, toy_machine, toy_model
 
 SIZE = 2 * 3 * 64 * 128
 """Bytes of the toy model's expert in bf16."""
+ALL_RESIDENT = Plan(everything_resident=True)
+
+
+def chain(experts: list[int], n_experts: int = 4, **more: Any) -> Any:
+    """One layer, one expert a token."""
+    return make_trace([[[expert]] for expert in experts], n_experts=n_experts, **more)
 
 
 def real_world(trace: Any, slots: int, batch: int = 1, **model: Any) -> World:
