@@ -287,13 +287,13 @@ def _host(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:
     size = 2 * hidden * width * whole.expert_matrices
     model = replace(whole, hidden=hidden, expert_ffn=width, expert_bytes=(size,) * whole.routed_layers)
     times = host_times(machine, shrunk(model, 1))
-    what = f"an expert of {hidden} x {width}, one row, {times.charged} threads"
+    what = f"an expert of {hidden} x {width}, one row, threads: {times.charged}"
     table = {
         "host_gbps": figure(max(1e-3, times.gbps(busy=False)), f"{what}, link idle; {source}"),
         "shared_gbps": figure(max(1e-3, times.gbps(busy=True)), f"{what}, beside copies to the device; {source}"),
     }
     details = {
-        f"{threads} threads": spread({"link idle": alone.idle, "link busy": alone.busy})
+        f"threads: {threads}": spread({"link idle": alone.idle, "link busy": alone.busy})
         for threads, alone in times.threads.items()
     }
     return table, details

@@ -10,6 +10,7 @@ from functools import partial
 
 from realrun.device import open_device
 from realrun.layers import Layers, Step
+from realrun.loop import undisturbed
 from realrun.measure.loop import shrunk
 from realrun.measure.machine import Machine, Timing, Work
 from sim.model import ModelSpec
@@ -44,7 +45,8 @@ def layer_times(
     """Times of one routed layer, answer fetched but not waited for, weights and keys not in any cache of the device."""
     count = min(8, 1 + machine.copies(model.attention.parameters * 2))
     few = replace(shrunk(model, count + 1), shared_ffn=0)
-    with open_device(str(machine.device)) as device, device.running():
+    # Layers hold themselves by their graphs: those of the model before go as the collector is stopped.
+    with open_device(str(machine.device)) as device, device.running(), undisturbed():
         tokens, rows = {}, {}
         for context in contexts:
             layers = Layers(device, few, context, 1)
