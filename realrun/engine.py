@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realrun.device import Device, Event
-from realrun.experts import Experts
+from realrun.experts import Experts, Rows
 from realrun.host_store import HostStore
 from realrun.hosted import HostedExperts
 from realrun.layers import Layers, Step, pairs_of
@@ -181,7 +181,7 @@ class RealRun(Loop):
             self.stage.layers.launch(step, layer, prompt)
             if layer < self.work.n_layers:
                 self.stage.layers.launch_shared(step, layer)
-        take = self._take(np.zeros(step.rows * step.top_k, np.int64), prompt)
+        (take,) = self._take(np.zeros((1, step.rows * step.top_k), np.int64), prompt)
         for count in sorted(served):
             slots, pairs = [0], [(0, count)]
             self.device.compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
@@ -222,7 +222,7 @@ class RealRun(Loop):
                 self._call(call, number, first, needed, of, step, take[layer])
             self._finish(step, number, phase == PREFILL)
 
-    def _step(self, number: int, prompt: bool) -> tuple[Step, Any]:
+    def _step(self, number: int, prompt: bool) -> tuple[Step, list[Rows]]:
         """The tensors of a step and the row of each pair of each layer."""
         schedule, layers = self.work.schedule, self.stage.layers
         rows = schedule.rows[schedule.offsets[number] : schedule.offsets[number + 1]]
@@ -235,14 +235,17 @@ class RealRun(Loop):
         )
         if count == 1 and not prompt and (routes >= 0).all():  # one row's pairs: in the order that its step has anyway
             step.choose(None, self.device)
-            return step, [[0] * top_k] * self.work.n_layers
+            return step, [Rows([0] * top_k)] * self.work.n_layers
         take, give = pairs_of(routes, none=count * top_k)
         step.choose(give if count > 1 or (routes < 0).any() else None, self.device)
         return step, self._take(take, prompt)
 
-    def _take(self, take: np.ndarray, prompt: bool) -> Any:
-        """Rows of pairs, on the device where they are many."""
-        return the_torch().from_numpy(take).to(self.device.torch_device) if prompt else take.tolist()
+    def _take(self, take: np.ndarray, prompt: bool) -> list[Rows]:
+        """Rows of pairs of each layer (L, P), on the device as well where they are many."""
+        if not prompt:
+            return [Rows(row) for row in take.tolist()]
+        there = the_torch().from_numpy(take).to(self.device.torch_device)
+        return [Rows(*both) for both in zip(take.tolist(), there.unbind(0), strict=True)]
 
     def _until_route(self, step: Step, layer: int, call: int, prompt: bool) -> None:
         """Run what comes before a route and wait for the router's answer."""
@@ -279,7 +282,7 @@ class RealRun(Loop):
 
     def _call(
         self, call: int, number: int, first: int, needed: list[int], of: dict[int, tuple[int, int]], step: Step,
-        take: Any,
+        take: Rows,
     ) -> None:  # fmt: skip
         """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
         link, plan = self.link, self.plan
@@ -328,7 +331,7 @@ class RealRun(Loop):
 
     def _launch_ready(
         self, call: int, ready: list[int], waiting: list[Transfer], late: set[int], since: Event | None,
-        of: dict[int, tuple[int, int]], step: Step, take: Any,
+        of: dict[int, tuple[int, int]], step: Step, take: Rows,
     ) -> Event:  # fmt: skip
         """Run the residents of a wave; returns the mark from which on the stream waits for the others, if any.
 
@@ -343,7 +346,7 @@ class RealRun(Loop):
         return self._launch(call, ready, of, step, take, begin)
 
     def _launch(
-        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Any, begin: Event
+        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Rows, begin: Event
     ) -> Event:
         """Run experts from the mark ``begin`` on; returns the end of their kernels."""
         compute = self.device.compute
@@ -366,7 +369,7 @@ class RealRun(Loop):
 
     def _launch_late(
         self, call: int, group: list[int], waiting: list[Transfer], late: set[int], of: dict[int, tuple[int, int]],
-        step: Step, take: Any, last: Event,
+        step: Step, take: Rows, last: Event,
     ) -> None:  # fmt: skip
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
         for transfer in waiting:
@@ -377,7 +380,7 @@ class RealRun(Loop):
         if group:
             self._hold(last, group)
 
-    def _begin_hosted(self, step: Step, hosted: list[int], of: dict[int, tuple[int, int]], take: Any) -> Any:
+    def _begin_hosted(self, step: Step, hosted: list[int], of: dict[int, tuple[int, int]], take: Rows) -> Any:
         """Have the host start on a call's experts that run there; None if there are none."""
         if not hosted:
             return None

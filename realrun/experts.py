@@ -9,7 +9,7 @@ their slots lie; elsewhere, and for more rows, each expert is two matrix product
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from realrun.device_cache import DeviceCache
 from realrun.measure.machine import the_torch
@@ -18,6 +18,16 @@ from traces.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+MOST_PAIRS = 2**16
+"""Of a call whose single rows go through the kernels, which are given pairs and rows as 16-bit numbers."""
+
+
+class Rows(NamedTuple):
+    """The row of each pair of a call (P,), as numbers and, where rows are many, on the device as well."""
+
+    listed: list[int]
+    there: "torch.Tensor | None" = None
 
 
 class Experts:
@@ -48,15 +58,16 @@ class Experts:
         outputs: "torch.Tensor",
         slots: Sequence[int],
         pairs: Sequence[tuple[int, int]],
-        take: "torch.Tensor | Sequence[int]",
+        take: Rows,
     ) -> None:
-        """Compute the experts in ``slots``, each for its range of ``pairs``; ``take`` (P,) is the row of each pair.
+        """Compute the experts in ``slots``, each for its range of ``pairs`` of rows ``take``.
 
-        ``states`` are (rows, H), ``outputs`` (P + 1, H). ``take`` is a list where rows are few.
+        ``states`` are (rows, H), ``outputs`` (P + 1, H).
         """
-        if self._batched is not None and isinstance(take, list):
+        if self._batched is not None and len(outputs) <= MOST_PAIRS:
+            rows = take.listed
             single = [
-                (slot, first, take[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
+                (slot, first, rows[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
             ]
             for begin in range(0, len(single), 8):
                 self._batched.launch(states, outputs, single[begin : begin + 8])
@@ -67,13 +78,16 @@ class Experts:
         for slot, (first, end) in zip(slots, pairs, strict=True):
             self._one(states, outputs, slot, first, end, take)
 
-    def _one(self, states: "torch.Tensor", outputs: "torch.Tensor", slot: int, first: int, end: int, take: Any) -> None:
+    def _one(
+        self, states: "torch.Tensor", outputs: "torch.Tensor", slot: int, first: int, end: int, take: Rows
+    ) -> None:
         if states.shape[0] == 1:
             rows = states
-        elif isinstance(take, list):
-            rows = states[take[first:end]] if end - first > 1 else states[take[first] : take[first] + 1]
+        elif take.there is not None:
+            rows = states.index_select(0, take.there[first:end])
         else:
-            rows = states.index_select(0, take[first:end])
+            row = take.listed[first]
+            rows = states[take.listed[first:end]] if end - first > 1 else states[row : row + 1]
         run_ffn(rows, self._into[slot], self._out[slot], self.gated, outputs[first:end])
 
 

@@ -9,10 +9,10 @@ that looks after the device never rests for long: it keeps one for itself.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from realrun.device import Device
-from realrun.experts import matrices, run_ffn
+from realrun.experts import Rows, matrices, run_ffn
 from realrun.host_store import HostStore
 from realrun.layers import Step
 from realrun.measure.machine import the_torch
@@ -41,14 +41,14 @@ class HostedExperts:
         self._thread = ThreadPoolExecutor(1, "hosted", torch.set_num_threads, (self.threads,))
         self._computed = 0
 
-    def begin(self, step: Step, experts: list[int], pairs: list[tuple[int, int]], take: Any) -> "Future[Results]":
+    def begin(self, step: Step, experts: list[int], pairs: list[tuple[int, int]], take: Rows) -> "Future[Results]":
         """Start on ``experts`` of a call, each for its range of ``pairs``; ``take`` gives the row of each pair.
 
         The route of the call has been seen, so its states stay as they are until the next layer is launched. Fetching
         them waits for what was launched before.
         """
         torch = the_torch()
-        states, rows = step.states.to("cpu", copy=True), torch.as_tensor(take).cpu()
+        states, rows = step.states.to("cpu", copy=True), torch.tensor(take.listed)
         return self._thread.submit(self._run, states, rows, experts, pairs)
 
     def bring(self, step: Step, results: Results) -> None:

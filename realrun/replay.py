@@ -136,8 +136,9 @@ def _kernels_ms(outcome: Outcome, work: Workload) -> dict[str, float]:
     """Decode's device time in layers (attention and router), shared experts, routed experts and heads."""
     decode = work.schedule.phase == DECODE
     calls = np.repeat(decode, work.n_layers)
-    parts = {"layers": outcome.layer_ns[calls], "shared": outcome.shared_ns[calls], "experts": outcome.experts_ns[calls]}
-    return {name: float(ns.sum()) / 1e6 for name, ns in {**parts, "heads": outcome.head_ns[decode]}.items()}
+    of_calls = {"layers": outcome.layer_ns, "shared": outcome.shared_ns, "experts": outcome.experts_ns}
+    parts = {name: ns[calls] for name, ns in of_calls.items()} | {"heads": outcome.head_ns[decode]}
+    return {name: float(ns.sum()) / 1e6 for name, ns in parts.items()}
 
 
 def execute(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
-from realrun.experts import Experts
+from realrun.experts import Experts, Rows
 from realrun.measure.machine import Key, Machine, Timing, Work
 from sim.model import ModelSpec
 from traces.errors import InputError
@@ -149,7 +149,8 @@ def _routed(
 ) -> Callable[[], None]:
     """The experts in ``slots``: each serves the one row, or one of them serves all."""
     pairs = [(rows * i, rows * (i + 1)) for i in range(len(slots))]
-    take = [0] * len(slots) if rows == 1 else machine.torch.arange(rows, device=machine.device)
+    alone = rows == 1
+    take = Rows([0] * len(slots)) if alone else Rows([*range(rows)], machine.torch.arange(rows, device=machine.device))
     return lambda: experts.launch(states, outputs, slots, pairs, take)
 
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from realrun.device import Device, open_device
-from realrun.experts import expert_size
+from realrun.experts import Rows, expert_size
 from realrun.host_store import HostStore
 from realrun.hosted import HostedExperts
 from realrun.layers import Step
@@ -82,7 +82,7 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) 
             for run in range(1 + runs):  # the first one warms up
                 experts = calls[run % len(calls)]
                 begin = time.perf_counter_ns()
-                work = hosted.begin(step, experts, [(i, i + 1) for i in range(len(experts))], [0] * len(experts))
+                work = hosted.begin(step, experts, [(i, i + 1) for i in range(len(experts))], Rows([0] * len(experts)))
                 while not work.done():
                     if busy:
                         traffic.keep()
