@@ -244,7 +244,7 @@ def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table, source
 def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
     return {
         name: figure(median(getattr(loop, name) for loop in loops), source)
-        for name in ("route_wait_us", "launch_us", "alone_us", "copying_us")
+        for name in ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
     }
 
 

@@ -300,8 +300,8 @@ class RealRun(Loop):
         ready, waiting = self._claim(groups[0])
         decision = self._at_moments.get(moment)
         thought = self._think(decision) if decision is not None else None
-        link.kick(some=thought is None)
-        if decision is not None and thought is not None:  # the step waits for the answer; demands are on their way
+        link.kick(some=True)
+        if decision is not None and thought is not None:  # the step waits for the answer; a demand is on its way
             self._revalue(decision)
             self._answer(thought, number)
             since = None

@@ -3,9 +3,6 @@
 The states of a call are fetched to the host, a thread computes its experts one after another as their weights lie in
 pinned memory, and their outputs are copied back to the rows of their pairs. The thread touches host memory alone: what
 concerns the device is done by the thread that looks after it, which shares the device's driver with nobody.
-
-Products are cut into equal parts, one a processor, so whoever has to share a processor holds up all others. The thread
-that looks after the device never rests for long: it keeps one for itself.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +25,8 @@ Results = list[tuple[int, int, "torch.Tensor"]]
 class HostedExperts:
     """Computes experts on the host for one run; ``close`` ends its thread.
 
-    ``threads`` is how many compute at once, by default all of torch's but one.
+    ``threads`` is how many compute at once, by default all of torch's. One less, which leaves the thread that looks after
+    the device a processor, was no quicker on an H200's host: 7.5 instead of 6.8 ms, and 7.6 instead of 7.7 beside copies.
     """
 
     def __init__(self, device: Device, store: HostStore, model: ModelSpec, threads: int | None = None) -> None:
@@ -36,7 +34,7 @@ class HostedExperts:
         self._device, self._store = device, store
         self._shape = (model.hidden, model.expert_ffn, model.expert_matrices == 3)
         self._before = torch.get_num_threads()
-        self.threads = threads or max(1, self._before - 1)
+        self.threads = threads or self._before
         # Of the thread that asks, and of those that begin later.
         self._thread = ThreadPoolExecutor(1, "hosted", torch.set_num_threads, (self.threads,))
         self._computed = 0

@@ -80,9 +80,12 @@ class CopyLink(Link):
     def kick(self, some: bool = False) -> None:
         """Let demands overtake and hand over what may move; called after every change that the engine makes.
 
-        With ``some``, only what keeps the link busy for the moment: the engine has something to launch first.
+        With ``some``, only what keeps the link busy for the moment, and no prefetch while anything is under way: the
+        engine has something to launch first.
         """
         self.poll(follow=False)  # what has arrived meanwhile makes room for more
+        if some and self._flying and not self._demands:
+            return
         running = self._running
         if running is not None and (running.demand or self._demands):
             overtaken = not running.demand and self.discipline == "preemptive"
@@ -93,8 +96,8 @@ class CopyLink(Link):
                 self._running, self._paused = None, running
         self._advance(some)
 
-    def poll(self, follow: bool = True) -> bool:
-        """See what has arrived, and let more follow unless told not to; whether anything has."""
+    def poll(self, follow: bool = True, some: bool = False) -> bool:
+        """See what has arrived, and let more follow unless told not to, ``some`` as for ``kick``; whether any has."""
         arrived = False
         while self._flying and self._flying[0][0].query():
             event, size, transfer = self._flying.popleft()
@@ -107,8 +110,8 @@ class CopyLink(Link):
         if arrived:
             if not self._flying:
                 self._busy_ns += time.perf_counter_ns() - self._busy_since
-            if follow:
-                self._advance()
+            if follow and not (some and self._flying and not self._demands):
+                self._advance(some)
         return arrived
 
     def busy_ns(self) -> int:

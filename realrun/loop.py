@@ -193,14 +193,15 @@ class Loop:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _until(self, done: Callable[[], bool], what: str, number: int) -> None:
+    def _until(self, done: Callable[[], bool], what: str, number: int, some: bool = False) -> None:
         """Look after the link until ``done``, which is waiting for ``what``, should it never end.
 
-        Raises RunError where nothing moves for `STUCK_SECONDS`, and Stopped.
+        With ``some`` the link gets no more than keeps it busy (``CopyLink.kick``). Raises RunError where nothing moves
+        for `STUCK_SECONDS`, and Stopped.
         """
         self._waits_for, self._moved_at = (what, number), time.monotonic()
         while not done():
-            self._turn()
+            self._turn(some)
 
     def _until_thread(self, done: Callable[[], bool], progress: Callable[[], int], what: str, number: int) -> None:
         """The same while a thread of the host works: leave it the processor, and see its ``progress``."""
@@ -228,9 +229,9 @@ class Loop:
         """Until no wave holds its slots any more."""
         self._until(lambda: not self._holding, "earlier kernels in layer call", self.link.passed)
 
-    def _turn(self) -> None:
+    def _turn(self, some: bool = False) -> None:
         """What the host does while it waits."""
-        if self.link.poll() | self._let_go():
+        if self.link.poll(some=some) | self._let_go(kick=not some):
             self._moved_at = time.monotonic()
         for index, (event, requests) in enumerate(self._asides):
             if event.query():
@@ -285,9 +286,8 @@ class Loop:
     def _answer(self, thought: tuple[int, Event], number: int) -> None:
         """Wait for a prediction of step ``number``."""
         begin, event = thought
-        self._until(event.query, "the answer of a prediction in step", number)
+        self._until(event.query, "the answer of a prediction in step", number, some=True)
         self.predict[number] += time.perf_counter_ns() - begin
-        self._turn()  # all that was launched before it is over
 
     def _revalue(self, decision: Moment) -> None:
         """Tell the cache of new values."""

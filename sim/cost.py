@@ -53,6 +53,8 @@ class Costs:
         """What an expert that is waited for takes more than one of those that are there."""
         self.copying_ns = int(_whole(np.array(self._loop_us("copying_us") * 1e3)))
         """What a routed layer takes more if a copy is under way as it begins."""
+        self.handover_ns = int(_whole(np.array(self._loop_us("handover_us") * 1e3)))
+        """What an expert's copy takes more than a copy by itself."""
 
     def _loop_us(self, name: str) -> float:
         """A figure of the decode loop: of this model's own layers if they were measured, else of any; 0 without."""

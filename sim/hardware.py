@@ -151,6 +151,9 @@ class Software(_Checked):
     copying_us: Annotated[Figure | None, from_number] = None
     """How much longer a routed layer takes if a copy is under way as its attention begins: the two share the GPU's
     memory, and the host what it hands out."""
+    handover_us: Annotated[Figure | None, from_number] = None
+    """How much longer an expert's copy takes in a run than a copy of its size by itself: the host hands it over while
+    it does other things, and the computing stream has to see that it is there."""
 
 
 class Ffn(Curve):
@@ -177,7 +180,8 @@ class Layer(_Checked):
     launch_us: Annotated[Figure | None, from_number] = None
     alone_us: Annotated[Figure | None, from_number] = None
     copying_us: Annotated[Figure | None, from_number] = None
-    """All four as in `Software`, of this layer's own model."""
+    handover_us: Annotated[Figure | None, from_number] = None
+    """All five as in `Software`, of this layer's own model."""
 
 
 class HostCompute(_Checked):

@@ -216,7 +216,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         head_ns=costs.head_ns(rows_of, context),
         activations=activations,
         expert_bytes=tuple(model.expert_bytes),
-        copy_ns=tuple(hardware.copy_ns(size) for size in model.expert_bytes),
+        copy_ns=tuple(hardware.copy_ns(size) + costs.handover_ns for size in model.expert_bytes),
         latency_ns=min(map(hardware.startup_ns, model.expert_bytes)),
         chunks=model.expert_matrices,
         chained=hardware.link.queued is not None,

@@ -14,6 +14,7 @@ from realrun.experts import expert_size
 from realrun.host_store import HostStore
 from realrun.layers import Layers
 from realrun.predicting import Predictions
+from sim.model import load_model
 from sim.plan import Plan
 from sim.terms import settle
 from sim.workload import batched, workload
@@ -23,6 +24,10 @@ from tests.worlds import World, arbitrary_plan, toy_machine, toy_model
 SIZE = 2 * 3 * 64 * 128
 """Bytes of the toy model's expert in bf16."""
 ALL_RESIDENT = Plan(everything_resident=True)
+TINY_MOE = dataclasses.replace(
+    load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
+    moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
+)  # fmt: skip
 
 
 def chain(experts: list[int], n_experts: int = 4, **more: Any) -> Any:

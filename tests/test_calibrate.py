@@ -23,14 +23,10 @@ from sim.cost import Costs, along
 from sim.hardware import Curve, Figure, Hardware
 from sim.model import builtin_models, load_model
 from sim.software import Software
+from tests.realworlds import TINY_MOE
 from traces.errors import InputError
 
-TINY_MOE = replace(
-    load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
-    moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
-)  # fmt: skip
-
-LOOP = ("route_wait_us", "launch_us", "alone_us", "copying_us")
+LOOP = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
@@ -171,8 +167,8 @@ def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
     assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8} == set(times.launched)
 
 
-def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0, beside_us: float = 0.0) -> Loop:
-    return Loop(resident_us, waiting_us, alone_us, beside_us, link_busy=1.0, top_k=2)
+def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0, prefetching_us: float = 0.0) -> Loop:
+    return Loop(resident_us, waiting_us, alone_us, 0.0, prefetching_us, link_busy=1.0, top_k=2)
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100))
@@ -190,13 +186,13 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     machine = measured(profile)
     found = loop_times(Machine("cpu", 3), TINY_MOE, machine, steps=3, waiting_steps=2)
     assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
-    assert found.beside_us > 0 and 0 < found.link_busy <= 1
+    assert found.prefetching_us > 0 and 0 < found.link_busy <= 1
     given_all = machine.model_copy(
         update={"software": machine.software.model_copy(update=dict.fromkeys(LOOP, Figure(value=9, source="seen")))}
     )
     assert Costs(TINY_MOE, given_all).copying_ns == 9000
     bare, nothing = without_loop(machine), Costs(TINY_MOE, without_loop(given_all))
-    assert (nothing.launch_ns, nothing.alone_ns, nothing.copying_ns) == (0, 0, 0)
+    assert (nothing.launch_ns, nothing.alone_ns, nothing.copying_ns, nothing.handover_ns) == (0, 0, 0, 0)
     assert Costs(TINY_MOE, bare).layer_ns([1], [1])[0, 1] < Costs(TINY_MOE, machine).layer_ns([1], [1])[0, 1]
     with pytest.raises(InputError, match="too much to time"):
         loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)

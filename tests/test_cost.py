@@ -12,6 +12,8 @@ from sim.cost import Costs
 from sim.hardware import Hardware
 from sim.model import ModelSpec, builtin_models, load_model
 from sim.released import RELEASED
+from sim.workload import batched, workload
+from tests.strategies import make_trace
 
 # 100 GB/s and 1 TFLOP/s: 0.01 ns a byte, 0.001 ns a FLOP.
 PLAIN = {
@@ -161,6 +163,17 @@ def test_what_copies_cost_a_layer_is_its_own_models_figure_if_there_is_one() -> 
     assert copying_ns(11.4, 30) == copying_ns(None, 30) == 30_000
     assert copying_ns(11.4, 0) == 0
     assert copying_ns(11.4, 30, num_experts=5) == 11400, "another model's layers"
+
+
+def test_what_handing_a_copy_over_takes_is_part_of_every_copy() -> None:
+    trace = make_trace([[[0, 1]], [[2, 3]]], n_experts=4)
+    model = small(num_hidden_layers=1)
+    plain, longer = (
+        workload(trace, model, Hardware.from_dict({**PLAIN, "software": PLAIN["software"] | more}), batched(trace, 1))
+        for more in ({}, {"handover_us": 2.5})
+    )
+    assert [ns - 2500 for ns in longer.copy_ns] == list(plain.copy_ns)
+    assert longer.latency_ns == plain.latency_ns
 
 
 @given(

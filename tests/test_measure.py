@@ -1,9 +1,9 @@
 """How things are timed: in bursts, on a device that sleeps, beside copies; and what predictions are charged."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +13,16 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device import open_device
-from realrun.measure.loop import Ballast
+from realrun.measure.loop import MOST_BYTES, SPARE_SLOTS, kept, random_scene, shrunk, useless
 from realrun.measure.machine import BURSTS, Machine, bursts
 from realrun.predicting import Predictions
+from realrun.replay import execute, open_rig
+from sim.engines import execute as simulate
 from sim.hardware import Hardware
-from sim.log import DECODE
-from sim.plan import Plan
+from sim.log import REUSE_HIT
+from sim.model import ModelSpec, load_model
 from sim.software import Software
-from tests.realworlds import SIZE, real_run, real_world, staged
-from tests.strategies import make_trace
+from tests.realworlds import TINY_MOE
 
 
 @given(st.integers(1, 100))
@@ -85,36 +86,38 @@ def test_a_device_that_sleeps_long_enough_shows_its_own_time() -> None:
     assert cuda.slept == [0.001, 0.002, 0.004, 0.008] + [0.008] * (BURSTS - 1)
 
 
-class Watched(Ballast):
-    """Remembers in which phase how many bytes were handed over that nobody asked for."""
+@pytest.mark.parametrize(
+    "model", [TINY_MOE, replace(TINY_MOE, experts=16, top_k=1)], ids=["several a token", "one a token"]
+)
+def test_experts_that_nobody_needs_keep_the_link_busy_and_change_nothing_else(model: ModelSpec) -> None:
+    there = model.experts - 1
+    slots = there * model.routed_layers + SPARE_SLOTS
+    here = random_scene(model, Hardware.load("h200"), 6, there, slots * model.expert_bytes[0])
+    stay = kept(here, there)
+    loaded = replace(stay, requests=useless(here, there))
+    loaded.check(here.work.n_layers, here.work.n_experts, here.work.schedule.n_steps)
+    with open_rig(model, "cpu", shared=2) as rig:
+        plain, busy = (execute(here, plan, rig, keep_outputs=True) for plan in (stay, loaded))
+    first = int(here.work.offsets[here.work.n_layers])  # after the prompt
+    for outcome in (plain, busy):
+        assert (outcome.log.found[first:] == REUSE_HIT).all(), "what is needed is there"
+    assert plain.log.counters.prefetch_bytes == [0, 0]
+    assert busy.log.counters.prefetch_bytes[0] == 0 < busy.log.counters.prefetch_bytes[1]
+    assert all(torch.equal(one, other) for one, other in zip(plain.outputs, busy.outputs, strict=True))
 
-    def _hand_over(self, transfer: Any, end: int) -> None:
-        handed = self._handed
-        super()._hand_over(transfer, end)
-        if transfer.expert < 0:
-            WATCHED.append((self.phase, self._handed - handed))
 
-
-WATCHED: list[tuple[int, int]] = []
-
-
-@pytest.mark.parametrize("plan", [Plan(everything_resident=True), Plan(), Plan(keep=False)], ids=["all", "lru", "none"])
-def test_ballast_keeps_the_link_busy_in_decode_and_changes_nothing_else(plan: Plan) -> None:
-    trace = make_trace(
-        [[[0, 1], [2, 3]], [[1, 2], [0, 3]], [[2, 3], [0, 1]], [[0, 2], [1, 3]]], n_experts=4, phase=[0, 0, 1, 1]
-    )
-    world = real_world(trace, 4)
-    WATCHED.clear()
-    with staged(world) as (stage, predictions):
-        plain = real_run(world, plan, stage, predictions, keep_outputs=True).execute()
-        run = real_run(world, plan, stage, predictions, keep_outputs=True, link=Watched)
-        loaded = run.execute()
-        assert torch.equal(run.link.target, stage.store.expert(0))
-    assert {phase for phase, _ in WATCHED} == {DECODE}
-    assert sum(size for _, size in WATCHED) >= SIZE
-    assert all(torch.equal(one, other) for one, other in zip(plain.outputs, loaded.outputs, strict=True))
-    assert loaded.log.counters == plain.log.counters
-    assert loaded.log.found.tolist() == plain.log.found.tolist()
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"])
+def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) -> None:
+    """In simulated time, with the sizes of true models."""
+    model = shrunk(load_model(name))
+    there = min(model.experts - 1, MOST_BYTES // (model.expert_bytes[0] * model.routed_layers))
+    slots = there * model.routed_layers + SPARE_SLOTS
+    here = random_scene(model, Hardware.load("h200"), 24, there, slots * model.expert_bytes[0])
+    log = simulate(here.work, replace(kept(here, there), requests=useless(here, there)), here.budget).log
+    prompt = int(log.finish[0])
+    moved = log.counters.prefetch_bytes[1] / ((log.finish[-1] - prompt) / 1e9)
+    assert log.found[int(here.work.offsets[here.work.n_layers]) :].max() == REUSE_HIT
+    assert moved > 0.9 * here.hardware.link_bytes_per_s
 
 
 @given(

@@ -59,7 +59,7 @@ def host_times(machine: Machine, model: ModelSpec) -> HostTimes:
                 device.compute.launch(step.states.normal_)
                 device.synchronize()
                 charged = None
-                for threads in (None, most, most - 2, most * 3 // 4, most // 2):
+                for threads in (None, most - 1, most - 2, most * 3 // 4, most // 2):
                     if threads is None or (threads > 0 and threads not in times):
                         hosted = HostedExperts(device, store, model, threads)
                         times[hosted.threads] = _times(machine, device, hosted, step)

@@ -1,80 +1,49 @@
 """The decode loop's own time a layer: what a real run takes beyond its kernels and the copies that it waits for.
 
-A few layers of a model's size, experts at random, run by the engine itself: with every expert resident, with every
-expert copied on demand, and with every expert resident while copies that nobody needs keep the link busy. What is left
-of a step beyond the kernels as they are charged, and beyond the waits for copies that were measured in it, is the loop:
-the host sees the router's answer, looks up, launches. How fast copies are does not enter it. Four figures come of the
+A model of full depth, its experts drawn at random, run by the engine itself: with every expert that is needed resident,
+with every expert copied on demand, and with every expert resident while experts that nobody needs are prefetched as
+fast as the link can. What is left of a step beyond the kernels as they are charged, and beyond the waits for copies
+that were measured in it, is the loop: the host sees the router's answer, looks up, launches. Five figures come of the
 three runs (``sim.hardware.Software``):
 
-- ``route_wait_us``, what both runs have in common;
+- ``route_wait_us``, what the first two have in common;
 - ``launch_us``, what the resident run takes more: the GPU idles until experts that are there have been launched, while
   those that are waited for are launched meanwhile;
 - ``alone_us``, by how much each expert that was waited for, and so ran alone, took longer than one of several;
 - ``copying_us``, what a layer takes more while copies go on: kernels have less of the device's memory, and the host
-  hands the copies over.
+  makes requests and hands copies over;
+- ``handover_us``, by how much longer the second run waited for each copy than the link's own times have it.
 """
 
-import time
 from dataclasses import dataclass, replace
+from math import ceil
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from realrun.engine import Outcome
 from realrun.experts import expert_size
-from realrun.link import CopyLink
-from realrun.measure.machine import Machine, the_torch
-from realrun.replay import Rig, execute, open_rig
+from realrun.measure.machine import Machine
+from realrun.replay import execute, open_rig
 from sim.bounds import bounds
+from sim.engines import execute as simulate
 from sim.hardware import Hardware
-from sim.link import Transfer
 from sim.model import ModelSpec
-from sim.plan import Plan
+from sim.plan import Plan, Requests, Values
 from sim.replay import Scene
 from sim.software import Software
 from sim.workload import Workload, batched, workload
 from traces.errors import InputError
 from traces.trace import DECODE, PREFILL, Trace
 
-MOST_BYTES = 24 * 2**30
+MOST_BYTES = 32 * 2**30
 """Of experts that are resident at once."""
-
-
-class Ballast(CopyLink):
-    """A link that is never idle while tokens are decoded: where a run leaves it nothing to move, it copies an expert to
-    a place of its own, again and again.
-
-    That goes in pieces as a prefetch does, handed over and seen to arrive at the same moments. It takes no slot, nobody
-    waits for it, and counters do not know of it. It ends with the run.
-    """
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._source = self._store.expert(0)
-        self.target = the_torch().zeros_like(self._source, device=self._device.torch_device)
-        self._load = Transfer(-1, 0, self._store.size, 0, True, 0, DECODE)
-
-    def _advance(self, some: bool = False) -> None:
-        super()._advance(some)
-        if self.phase == DECODE and self.idle:
-            self._running = self._load
-            self._fill()
-            self._running = None
-
-    def _hand_over(self, transfer: Transfer, end: int) -> None:
-        if transfer is not self._load:
-            super()._hand_over(transfer, end)
-            return
-        if not self._flying:
-            self._busy_since = time.perf_counter_ns()
-        begin, whole = transfer.moved, end == transfer.body
-        self._device.copy(self.target, self._source, begin, end)
-        # As with a prefetch, whose last event others may wait for.
-        event = self._device.copies.record(self._idle_events.pop() if self._idle_events and not whole else None)
-        self._flying.append((event, end - begin, None))
-        self._handed += end - begin
-        transfer.moved = 0 if whole else end
+SPARE_SLOTS = 8
+"""For prefetches, beside the experts that are needed: about twice as many as are under way or wait for their call."""
+LOAD = 1.15
+"""Bytes that are asked for, as a share of what the link moves meanwhile: it must never be idle."""
+COPIES_AHEAD = 3
+"""How many copies' time before its call an expert is asked for."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,9 @@ class Loop:
     """Beyond kernels and waits for copies, every expert on its way."""
     alone_us: float
     """By how much an expert that was waited for took longer than charged."""
-    beside_us: float
+    handover_us: float
+    """By how much longer than charged the waits were, an expert."""
+    prefetching_us: float
     """Beyond kernels, every expert there, while copies go on."""
     link_busy: float
     """The share of that run's decode in which they did."""
@@ -106,75 +77,123 @@ class Loop:
     @property
     def copying_us(self) -> float:
         """Of a layer beside which copies go on."""
-        return max(0.0, self.beside_us - self.resident_us)
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Of a run: microseconds a layer beyond kernels and waits, an expert's beyond what it is charged, and the share of
-    decode in which copies were under way.
-    """
-
-    layer_us: float
-    alone_us: float
-    link_busy: float
+        return max(0.0, self.prefetching_us - self.resident_us)
 
 
 def loop_times(
-    machine: Machine, model: ModelSpec, hardware: Hardware, steps: int = 32, waiting_steps: int = 6,
+    machine: Machine, model: ModelSpec, hardware: Hardware, steps: int = 32, waiting_steps: int = 4, rounds: int = 2,
     most_bytes: int = MOST_BYTES,
 ) -> Loop:  # fmt: skip
-    """Decode tokens through as many layers of ``model`` as ``most_bytes`` hold, in the three ways.
+    """Decode tokens in the three ways, with as many experts of each layer of ``model`` as ``most_bytes`` hold.
 
     ``hardware`` says what kernels are charged; what it says of the loop is left out. Host memory holds two experts that
-    stand for all. Raises InputError for experts that the engine cannot run or the device cannot hold.
+    stand for all. Of ``rounds`` the one that took least counts: whatever disturbs only ever adds. Raises InputError for
+    experts that the engine cannot run or the device cannot hold.
     """
-    layers = min(model.routed_layers, most_bytes // (expert_size(model) * model.experts))
-    if layers < 1:
-        raise InputError(f"{model.name}: {model.experts} experts of {expert_size(model):,} bytes are too much to time")
-    few, bare = replace(shrunk(model, layers), vocab=model.vocab), without_loop(hardware)
-    with open_rig(few, str(machine.device), shared=2) as rig:
-        here, all_there = random_scene(few, bare, steps), Plan(everything_resident=True)
-        resident, beside = _left(rig, here, all_there), _left(rig, here, all_there, link=Ballast)
-        slots = 2 * few.top_k * expert_size(few)
-        waiting = _left(rig, random_scene(few, bare, waiting_steps, slots), Plan(keep=False))
+    size = expert_size(model)
+    there = min(model.experts - 1, most_bytes // (size * model.routed_layers))
+    if there < model.top_k:
+        raise InputError(f"{model.name}: {model.experts} experts of {size:,} bytes are too much to time")
+    bare, deep = without_loop(hardware), replace(shrunk(model), vocab=model.vocab)
+    slots = there * deep.routed_layers + SPARE_SLOTS
+    with open_rig(deep, str(machine.device), shared=2) as rig:
+        here = random_scene(deep, bare, steps, there, slots * size)
+        stay = kept(here, there)
+        loaded = replace(stay, requests=useless(here, there))
+        runs = [(execute(here, stay, rig), execute(here, loaded, rig)) for _ in range(rounds)]
+        fetched = random_scene(deep, bare, waiting_steps, deep.experts, 2 * deep.top_k * size)
+        waiting = execute(fetched, Plan(keep=False), rig)
+    resident = min(_left_us(outcome, here.work) for outcome, _ in runs)
+    prefetching, busy = min((_left_us(outcome, here.work), _link_busy(outcome, here.work)) for _, outcome in runs)
+    alone_us = _alone_us(waiting, fetched.work)
     return Loop(
-        resident.layer_us, waiting.layer_us, waiting.alone_us, beside.layer_us, beside.link_busy, few.top_k
-    )  # fmt: skip
-
-
-def _left(rig: Rig, here: Scene, plan: Plan, **options: Any) -> _Left:
-    outcome = execute(here, plan, rig, **options)
-    work, decode = here.work, here.work.schedule.phase == DECODE
-    took = np.diff(outcome.log.finish, prepend=0)
-    stalls = (outcome.log.stall_demand + outcome.log.stall_late).reshape(-1, work.n_layers).sum(1)
-    left = (took - stalls - work.compute_ns())[decode] / work.n_layers
-    return _Left(
-        max(0.0, median(left.tolist()) / 1e3),
-        max(0.0, _longer_ns(outcome, work, decode) / 1e3),
-        outcome.link_busy_ns / int(took[decode].sum()),
+        resident_us=resident,
+        waiting_us=_left_us(waiting, fetched.work),
+        alone_us=alone_us,
+        handover_us=_handover_us(waiting, fetched, alone_us),
+        prefetching_us=prefetching,
+        link_busy=busy,
+        top_k=deep.top_k,
     )
 
 
-def _longer_ns(outcome: Outcome, work: Workload, decode: np.ndarray) -> float:
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def kept(here: Scene, there: int) -> Plan:
+    """Once they have been there, the first ``there`` experts of each layer stay."""
+    work, zero = here.work, np.zeros(1, np.int64)
+    worth = np.tile(np.arange(work.n_experts) < there, work.n_layers).astype(np.int64)
+    return Plan(eviction="score", values=Values(zero, zero, worth[None]))
+
+
+def useless(here: Scene, there: int) -> Requests:
+    """In decode, requests for the other experts, a little more than the link can move."""
+    work, steps = here.work, np.flatnonzero(here.work.schedule.phase == DECODE)
+    calls = (steps[:, None] * work.n_layers + np.arange(work.n_layers)).ravel()
+    layer_ns = float(work.compute_ns()[steps].sum()) / max(1, len(calls))
+    asked = np.floor(np.arange(1, len(calls) + 1) * LOAD * layer_ns / work.copy_ns[0]).astype(np.int64)
+    times = np.diff(asked, prepend=0)
+    made = np.repeat(calls, times)
+    made = made[made < work.n_calls - 1]
+    call = np.minimum(made + max(2, ceil(COPIES_AHEAD * work.copy_ns[0] / layer_ns)), work.n_calls - 1)
+    other = there + np.arange(len(made)) % (work.n_experts - there)
+    expert = call % work.n_layers * work.n_experts + other
+    return Requests.build(made + made // work.n_layers + 1, call, expert, call)
+
+
+# -- what came of them -----------------------------------------------------------------------------------------------
+
+
+def _left_us(outcome: Outcome, work: Workload) -> float:
+    """The median over decode's steps of microseconds a layer beyond kernels and waits."""
+    stalls = (outcome.log.stall_demand + outcome.log.stall_late).reshape(-1, work.n_layers).sum(1)
+    left = (_took(outcome) - stalls - work.compute_ns())[work.schedule.phase == DECODE] / work.n_layers
+    return max(0.0, median(left.tolist()) / 1e3)
+
+
+def _took(outcome: Outcome) -> np.ndarray:
+    return np.diff(outcome.log.finish, prepend=0)
+
+
+def _link_busy(outcome: Outcome, work: Workload) -> float:
+    return outcome.link_busy_ns / int(_took(outcome)[work.schedule.phase == DECODE].sum())
+
+
+def _decode_calls(work: Workload) -> tuple[np.ndarray, np.ndarray]:
+    """Decode's calls, and how many experts each needs."""
+    calls = np.flatnonzero(np.repeat(work.schedule.phase == DECODE, work.n_layers))
+    return calls, np.diff(work.offsets)[calls]
+
+
+def _alone_us(outcome: Outcome, work: Workload) -> float:
     """The median over decode's calls of what one expert takes beyond what it is charged."""
-    calls = np.flatnonzero(np.repeat(decode, work.n_layers))
-    count = np.diff(work.offsets)[calls]
+    calls, count = _decode_calls(work)
     charged = np.add.reduceat(work.expert_ns, work.offsets[:-1])[calls]
-    return float(np.median((outcome.experts_ns[calls] - charged) / count))
+    return max(0.0, float(np.median((outcome.experts_ns[calls] - charged) / count)) / 1e3)
+
+
+def _handover_us(outcome: Outcome, here: Scene, alone_us: float) -> float:
+    """The median over decode's calls of how much longer than simulated they waited, an expert."""
+    calls, count = _decode_calls(here.work)
+    work = replace(here.work, alone_ns=round(alone_us * 1e3))
+    simulated = simulate(work, Plan(keep=False), here.budget).log
+    longer = outcome.log.stall_demand + outcome.log.stall_late - simulated.stall_demand - simulated.stall_late
+    return max(0.0, float(np.median(longer[calls] / count)) / 1e3)
 
 
 def without_loop(hardware: Hardware) -> Hardware:
     """``hardware`` whose loop takes no time."""
-    none = {"launch_us": None, "alone_us": None, "copying_us": None}
+    none = dict.fromkeys(("launch_us", "alone_us", "copying_us", "handover_us"))
     no_wait = hardware.software.route_wait_us.model_copy(update={"value": 0.0})
     software = hardware.software.model_copy(update={**none, "route_wait_us": no_wait})
     layers = [layer.model_copy(update={**none, "route_wait_us": None}) for layer in hardware.layer]
     return hardware.model_copy(update={"software": software, "layer": layers})
 
 
-def shrunk(model: ModelSpec, layers: int) -> ModelSpec:
-    """So many routed layers of ``model``, no dense ones, and a vocabulary of no weight."""
+def shrunk(model: ModelSpec, layers: int | None = None) -> ModelSpec:
+    """So many routed layers of ``model``, by default all, no dense ones, and a vocabulary of no weight."""
+    layers = model.routed_layers if layers is None else layers
     return replace(
         model,
         name=f"{layers} layers of {model.name}",
@@ -188,27 +207,28 @@ def shrunk(model: ModelSpec, layers: int) -> ModelSpec:
     )
 
 
-def random_scene(model: ModelSpec, hardware: Hardware, steps: int, budget: int | None = None, seed: int = 0) -> Scene:
-    """One sequence: a prompt of one token, then ``steps`` decode steps, experts drawn at random.
+def random_scene(model: ModelSpec, hardware: Hardware, steps: int, experts: int, budget: int, seed: int = 0) -> Scene:
+    """One sequence: a prompt that takes each of a layer's first ``experts``, then ``steps`` that draw of them.
 
-    ``budget`` bytes are for experts, by default enough for all.
+    ``budget`` bytes are for experts.
     """
-    draw = np.random.default_rng(seed)
-    rows, shape = 1 + steps, (1 + steps, model.routed_layers, model.experts)
-    routes = draw.random(shape).argsort(2)[:, :, : model.top_k]
+    draw, top_k, layers = np.random.default_rng(seed), model.top_k, model.routed_layers
+    prompt = ceil(experts / top_k)
+    rows = prompt + steps
+    all_of_them = np.arange(prompt * top_k).reshape(prompt, 1, top_k) % experts
+    drawn = draw.random((steps, layers, experts)).argsort(2)[:, :, :top_k]
     trace = Trace(
-        meta={"schema": 1, "model": {"name": model.name, "experts": model.experts, "top_k": model.top_k}},
+        meta={"schema": 1, "model": {"name": model.name, "experts": model.experts, "top_k": top_k}},
         layers=np.array(model.moe_layers, np.int32),
-        experts=routes.astype(np.int16),
+        experts=np.concatenate([np.repeat(all_of_them, layers, axis=1), drawn]).astype(np.int16),
         token=np.full(rows, -1, np.int32),
         sequence=np.zeros(rows, np.int32),
         position=np.arange(rows, dtype=np.int32),
-        phase=np.where(np.arange(rows) < 1, PREFILL, DECODE).astype(np.uint8),
+        phase=np.where(np.arange(rows) < prompt, PREFILL, DECODE).astype(np.uint8),
         domain=np.array(["random"]),
         split=np.array(["eval"]),
         sequence_id=np.array(["random"]),
     )
-    budget = budget or model.all_expert_bytes
     work = workload(trace, model, hardware, batched(trace, 1))
     return Scene(
         trace=trace,
