@@ -172,6 +172,9 @@ def validate(
     check: Annotated[bool, Parameter(negative=(), help="compare every expert with its stamp as well")] = False,
     baseline: Annotated[bool, Parameter(help="also measure what people use today")] = True,
     quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
+    seconds: Annotated[
+        float, Parameter(help="decode time to measure of each pair; shorter runs are repeated, the fastest counts")
+    ] = 2.0,
     device: Device = "cuda",
     scale: Scale = 1,
     shared: Shared = None,
@@ -194,7 +197,7 @@ def validate(
 
     asked = Asked(
         trace, policies, cache, folder, hardware, software, model, profile, split, steps, scale, shared,
-        host_bytes_of(host_memory), device, check, baseline, quick,
+        host_bytes_of(host_memory), device, check, baseline, quick, seconds,
     )  # fmt: skip
     validate_command(asked, sys.argv[1:])
 

@@ -105,7 +105,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
     seconds = time.monotonic() - begin
-    details["machine"] = facts | {"code": code_version(), "seconds": round(seconds, 1)}
+    noise = {"host_interrupted": machine.interrupted()}
+    details["machine"] = facts | noise | {"code": code_version(), "seconds": round(seconds, 1)}
     profile["details"] = details
     comment = (
         f"Measured by `python -m realrun calibrate` in {seconds:.0f} s: {', '.join(map(': '.join, facts.items()))}.\n"

@@ -25,8 +25,8 @@ Results = list[tuple[int, int, "torch.Tensor"]]
 class HostedExperts:
     """Computes experts on the host for one run; ``close`` ends its thread.
 
-    ``threads`` is how many compute at once, by default all of torch's. One less, which leaves the thread that looks after
-    the device a processor, was no quicker on an H200's host: 7.5 instead of 6.8 ms, and 7.6 instead of 7.7 beside copies.
+    ``threads`` is how many compute at once, by default all of torch's. One less, which leaves a processor to the thread
+    that looks after the device, was no quicker on an H200's host: 7.5 instead of 6.8 ms, beside copies 7.6 and 7.7.
     """
 
     def __init__(self, device: Device, store: HostStore, model: ModelSpec, threads: int | None = None) -> None:

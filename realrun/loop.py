@@ -278,16 +278,19 @@ class Loop:
         self._ask(decision)
 
     def _think(self, decision: Moment) -> tuple[int, Event] | None:
-        """Begin to predict, if the step waits for the answer: when it began, and its end."""
+        """Begin to predict, if the step waits for the answer: what that took, ns, and its end."""
         if not (decision[1] and self.plan.prediction.critical):
             return None
-        return time.perf_counter_ns(), self._predictions.begin(decision[1], critical=True)
+        begin = time.perf_counter_ns()
+        event = self._predictions.begin(decision[1], critical=True)
+        return time.perf_counter_ns() - begin, event
 
     def _answer(self, thought: tuple[int, Event], number: int) -> None:
-        """Wait for a prediction of step ``number``."""
-        begin, event = thought
+        """Wait for a prediction of step ``number``; what the host did since it began is the loop's."""
+        spent, event = thought
+        begin = time.perf_counter_ns()
         self._until(event.query, "the answer of a prediction in step", number, some=True)
-        self.predict[number] += time.perf_counter_ns() - begin
+        self.predict[number] += spent + time.perf_counter_ns() - begin
 
     def _revalue(self, decision: Moment) -> None:
         """Tell the cache of new values."""

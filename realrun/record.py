@@ -113,8 +113,20 @@ class Record:
             f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
             f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
             f"({summary.prefill_worst_of or 'none'})",
+            *self._repeated(),
             *[f"left out: {line}" for line in self.left_out],
             *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
+        ]
+
+    def _repeated(self) -> list[str]:
+        """How far runs of the same pair were apart, where there were several."""
+        runs = [report["measured"]["settings"].get("runs_tokens_per_s", []) for report in self.reports]
+        slower = [1 - min(several) / max(several) for several in runs if len(several) > 1]
+        if not slower:
+            return []
+        return [
+            f"of {len(slower)} pairs several runs were measured and the fastest counts: the slowest one is "
+            f"{sum(slower) / len(slower):.1%} below it on average, {max(slower):.1%} at worst"
         ]
 
     def markdown(self) -> str:

@@ -30,6 +30,9 @@ from sim.terms import settle
 from traces.errors import InputError
 from traces.files import atomic_path
 
+MOST_RUNS = 5
+"""Of a pair on the device: whatever disturbs only ever adds, so the fastest counts, and all are kept in the record."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -51,6 +54,7 @@ class Asked:
         check: compare every slot with its stamp as well.
         baseline: measure what people use today as well.
         quick: measure the profile in less time.
+        seconds: of decode to measure for each pair; what takes less is run again, up to `MOST_RUNS` times.
     """
 
     trace: Path
@@ -70,6 +74,7 @@ class Asked:
     check: bool = False
     baseline: bool = True
     quick: bool = False
+    seconds: float = 2.0
 
 
 def validate_command(asked: Asked, arguments: Sequence[str]) -> None:
@@ -108,7 +113,7 @@ def validate(asked: Asked, command: str) -> Record:
             for number, (cache, (name, label, values)) in enumerate(pairs, 1):
                 begin = time.monotonic()
                 try:
-                    pair = None if stop() else _both(scenes[cache], name, values, rig, asked.check, stop)
+                    pair = None if stop() else _both(scenes[cache], name, values, rig, asked, stop)
                 except InputError as reason:
                     record.left_out.append(f"{label} at {cache}: {reason}")
                     continue
@@ -170,18 +175,29 @@ def _rig(model: ModelSpec, asked: Asked) -> AbstractContextManager[Rig]:
 
 
 def _both(
-    here: Scene, name: str, values: dict[str, object], rig: Rig, check: bool, stop: Any
+    here: Scene, name: str, values: dict[str, object], rig: Rig, asked: Asked, stop: Any
 ) -> tuple[Report, Report] | None:
     """One plan, executed in simulated time and on the device; None if that was interrupted."""
     plan, parameters = plan_for(here, name, values)
     simulated = simulate(here, plan, name, parameters, values)
-    try:
-        measured = run(here, plan, rig, policy=name, parameters=parameters, given=values, check=check, stop=stop)
-    except KeyboardInterrupt:  # before its first step was over
-        if not stop():
-            raise
-        return None
-    return (simulated, measured) if measured.settings["complete"] else None
+    runs: list[Report] = []
+    while not runs or (len(runs) < MOST_RUNS and sum(map(_decode_s, runs)) < asked.seconds):
+        try:
+            one = run(here, plan, rig, policy=name, parameters=parameters, given=values, check=asked.check, stop=stop)
+        except KeyboardInterrupt:  # before its first step was over
+            if not stop():
+                raise
+            return None
+        if not one.settings["complete"]:
+            return None
+        runs.append(one)
+    fastest = min(runs, key=_decode_s)
+    settings = fastest.settings | {"runs_tokens_per_s": [one.tokens_per_s for one in runs]}
+    return simulated, replace(fastest, settings=settings)
+
+
+def _decode_s(report: Report) -> float:
+    return sum(report.decode.time_ms.values()) / 1e3
 
 
 def simulate(here: Scene, plan: Plan, name: str, parameters: dict[str, Any], given: dict[str, object]) -> Report:
@@ -222,6 +238,7 @@ def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
         "software": here.software.name,
         "decode_steps": asked.steps,
         **machine.describe(),
+        "host_interrupted": machine.interrupted(),
         "code": code_version(),
     }
 

@@ -184,7 +184,7 @@ def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: 
 
 def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     machine = measured(profile)
-    found = loop_times(Machine("cpu", 3), TINY_MOE, machine, steps=3, waiting_steps=2)
+    found = loop_times(Machine("cpu", 3), TINY_MOE, machine, calls=9)
     assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
     assert found.prefetching_us > 0 and 0 < found.link_busy <= 1
     given_all = machine.model_copy(

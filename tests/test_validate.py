@@ -20,7 +20,7 @@ from realrun.measure.machine import Machine
 from realrun.record import Record
 from realrun.replay import first_steps, scaled
 from realrun.resimulate import resimulate_command
-from realrun.validate import Asked, validate
+from realrun.validate import MOST_RUNS, Asked, validate
 from sim.model import load_model
 from sim.replay import bundled_traces, plan_for, replay, scene
 from traces.errors import InputError
@@ -33,7 +33,7 @@ def asked(folder, **changes) -> Asked:
     """Two steps of a Mixtral 128 times narrower, on the CPU."""
     small = Asked(
         trace=TRACE, policies=["on-demand", "lru"], caches=["25%"], folder=folder, hardware="h200", software="fast",
-        profile=[TRACE], steps=2, scale=128, device="cpu", baseline=False,
+        profile=[TRACE], steps=2, scale=128, device="cpu", baseline=False, seconds=0,
     )  # fmt: skip
     return replace(small, **changes)
 
@@ -54,6 +54,16 @@ def test_errors_are_simulated_over_measured(simulated: float | None, measured: f
         assert error == pytest.approx((simulated - measured) / measured, abs=1e-9, rel=1e-6)
     points = Row("p", "c", "hits", "share", simulated, measured).error
     assert points == (None if None in (simulated, measured) else simulated - measured)
+
+
+def test_short_runs_are_repeated_and_the_fastest_counts(tmp_path) -> None:
+    record = validate(asked(tmp_path, policies=["lru"], seconds=1e9), "the command")
+    (pair,) = record.reports
+    runs = pair["measured"]["settings"]["runs_tokens_per_s"]
+    assert len(runs) == MOST_RUNS and pair["measured"]["tokens_per_s"] == max(runs)
+    spread = f"{1 - min(runs) / max(runs):.1%} below it on average"
+    assert any(line.startswith("of 1 pairs several runs") and spread in line for line in record.verdict())
+    assert "us at most" in record.provenance["host_interrupted"]
 
 
 def test_a_run_agrees_with_itself() -> None:

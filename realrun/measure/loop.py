@@ -36,12 +36,16 @@ from sim.workload import Workload, batched, workload
 from traces.errors import InputError
 from traces.trace import DECODE, PREFILL, Trace
 
-MOST_BYTES = 32 * 2**30
+MOST_BYTES = 24 * 2**30
 """Of experts that are resident at once."""
 SPARE_SLOTS = 8
 """For prefetches, beside the experts that are needed: about twice as many as are under way or wait for their call."""
 LOAD = 1.15
 """Bytes that are asked for, as a share of what the link moves meanwhile: it must never be idle."""
+LOOP_NS = 80_000
+"""About what a layer takes beyond its kernels, with copies beside it: for how much is asked for."""
+CALLS = 1024
+"""Layer calls of a run, about: deep models decode fewer tokens."""
 COPIES_AHEAD = 3
 """How many copies' time before its call an expert is asked for."""
 
@@ -81,7 +85,7 @@ class Loop:
 
 
 def loop_times(
-    machine: Machine, model: ModelSpec, hardware: Hardware, steps: int = 32, waiting_steps: int = 4, rounds: int = 2,
+    machine: Machine, model: ModelSpec, hardware: Hardware, calls: int = CALLS, rounds: int = 2,
     most_bytes: int = MOST_BYTES,
 ) -> Loop:  # fmt: skip
     """Decode tokens in the three ways, with as many experts of each layer of ``model`` as ``most_bytes`` hold.
@@ -95,16 +99,17 @@ def loop_times(
     if there < model.top_k:
         raise InputError(f"{model.name}: {model.experts} experts of {size:,} bytes are too much to time")
     bare, deep = without_loop(hardware), replace(shrunk(model), vocab=model.vocab)
-    slots = there * deep.routed_layers + SPARE_SLOTS
+    slots, steps = there * deep.routed_layers + SPARE_SLOTS, max(3, calls // deep.routed_layers)
     with open_rig(deep, str(machine.device), shared=2) as rig:
         here = random_scene(deep, bare, steps, there, slots * size)
         stay = kept(here, there)
         loaded = replace(stay, requests=useless(here, there))
-        runs = [(execute(here, stay, rig), execute(here, loaded, rig)) for _ in range(rounds)]
-        fetched = random_scene(deep, bare, waiting_steps, deep.experts, 2 * deep.top_k * size)
-        waiting = execute(fetched, Plan(keep=False), rig)
-    resident = min(_left_us(outcome, here.work) for outcome, _ in runs)
-    prefetching, busy = min((_left_us(outcome, here.work), _link_busy(outcome, here.work)) for _, outcome in runs)
+        fetched = random_scene(deep, bare, max(2, steps // 8), deep.experts, 2 * deep.top_k * size)
+        three = ((here, stay), (here, loaded), (fetched, Plan(keep=False)))
+        runs = [[execute(scene, plan, rig) for scene, plan in three] for _ in range(rounds)]
+    resident = min(_left_us(outcome, here.work) for outcome, _, _ in runs)
+    prefetching, busy = min((_left_us(outcome, here.work), _link_busy(outcome, here.work)) for _, outcome, _ in runs)
+    waiting = min((outcome for _, _, outcome in runs), key=lambda outcome: outcome.log.finish[-1])
     alone_us = _alone_us(waiting, fetched.work)
     return Loop(
         resident_us=resident,
@@ -132,7 +137,7 @@ def useless(here: Scene, there: int) -> Requests:
     work, steps = here.work, np.flatnonzero(here.work.schedule.phase == DECODE)
     calls = (steps[:, None] * work.n_layers + np.arange(work.n_layers)).ravel()
     layer_ns = float(work.compute_ns()[steps].sum()) / max(1, len(calls))
-    asked = np.floor(np.arange(1, len(calls) + 1) * LOAD * layer_ns / work.copy_ns[0]).astype(np.int64)
+    asked = np.floor(np.arange(1, len(calls) + 1) * LOAD * (layer_ns + LOOP_NS) / work.copy_ns[0]).astype(np.int64)
     times = np.diff(asked, prepend=0)
     made = np.repeat(calls, times)
     made = made[made < work.n_calls - 1]

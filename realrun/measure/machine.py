@@ -31,6 +31,10 @@ SHORT_SLEEP, LONG_SLEEP = 0.001, 0.064
 """Seconds for which a GPU sleeps while work is launched: at first, and at most."""
 
 
+PAUSE_NS = 10_000
+"""What lies between two looks at the clock, if it is longer, was somebody else's."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Nanoseconds of one operation: median, 10th and 90th percentile of ``runs`` runs."""
@@ -195,6 +199,18 @@ class Machine:
             captured.replay()  # a graph knows addresses alone: what lies there must live as long
 
         return replay
+
+    def interrupted(self, seconds: float = 0.25) -> str:
+        """In words: how much of the time others have the processor of a thread that never rests, how long at most."""
+        begin = last = time.perf_counter_ns()
+        lost = longest = 0
+        while last - begin < seconds * 1e9:
+            now = time.perf_counter_ns()
+            if now - last > PAUSE_NS:
+                lost += now - last
+                longest = max(longest, now - last)
+            last = now
+        return f"{lost / (last - begin):.1%} of {seconds:g} s, {longest / 1e3:.0f} us at most"
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
