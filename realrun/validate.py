@@ -94,6 +94,8 @@ def validate(asked: Asked, command: str) -> Record:
     Files of ``asked.folder`` are brought up to date after every pair. Raises InputError for what cannot be; a policy
     that this trace or this machine cannot run is left out by name.
     """
+    if not asked.seconds >= 0:
+        raise InputError(f"--seconds {asked.seconds}; expected 0 or more")
     wanted = [named(entry) for entry in asked.policies]
     names = [name for name, _, _ in wanted]
     if asked.folder.exists() and not asked.folder.is_dir():

@@ -158,7 +158,14 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
     assert main(["validate", str(TRACE), "--policies", "lru", "--device", "cuda", "-o", out]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     measured = [word for word in small if word not in ("--hardware", "h200")]
-    for wrong in (["--cache", "much"], ["--steps", "0"], ["--software", "nobody"]):  # nothing is measured first
+    wrongs = (
+        ["--cache", "much"],
+        ["--steps", "0"],
+        ["--software", "nobody"],
+        ["--seconds", "-1"],
+        ["--seconds", "nan"],
+    )
+    for wrong in wrongs:  # nothing is measured first
         assert main(["validate", str(TRACE), "--policies", "lru", *measured, *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
