@@ -14,7 +14,7 @@ from realrun.measure.experts import ROWS, FfnTimes, Used, ffn_times, ffns
 from realrun.measure.hosted import host_times
 from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
 from realrun.measure.lookups import TABLES, Costs, Line, Where, lookup_costs
-from realrun.measure.loop import Loop, loop_times, shrunk
+from realrun.measure.loop import FIGURES, Loop, loop_times, shrunk
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
 from realrun.measure.products import Launches, arithmetic, launches
@@ -243,10 +243,7 @@ def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table, source
 
 
 def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
-    return {
-        name: figure(median(getattr(loop, name) for loop in loops), source)
-        for name in ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
-    }
+    return {name: figure(median(getattr(loop, name) for loop in loops), source) for name in FIGURES}
 
 
 def _lookups(machine: Machine, effort: Effort, source: str, hardware: Hardware) -> tuple[Table, Table]:

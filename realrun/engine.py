@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realrun.device import Device, Event
-from realrun.experts import Experts, Rows
+from realrun.experts import AT_ONCE, Experts, Rows
 from realrun.host_store import HostStore
 from realrun.hosted import HostedExperts
 from realrun.layers import Layers, Step, pairs_of
@@ -34,9 +34,6 @@ from sim.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-TOGETHER = 8
-"""Experts that are launched between looks at the link: as many as one kernel takes (``realrun.expert_kernels``)."""
 
 
 @dataclass(frozen=True)
@@ -355,10 +352,10 @@ class RealRun(Loop):
         if self.checker:
             self.checker.launch(slots, experts, after=False)
             begin = compute.mark()
-        for first in range(0, len(slots), TOGETHER):
+        for first in range(0, len(slots), AT_ONCE):
             if first:
                 self.link.poll()  # launching takes a while: the link must not run dry meanwhile
-            some = slice(first, first + TOGETHER)
+            some = slice(first, first + AT_ONCE)
             compute.launch(self.experts.launch, step.states, step.outputs, slots[some], pairs[some], take)
         end: Event = compute.mark()
         self.times.experts.append((call, begin, end))

@@ -10,12 +10,11 @@ import triton
 import triton.language as tl
 
 from realrun.direct import Direct
+from realrun.experts import AT_ONCE
 
 _TOP = 1 << 62  # keeps every packed number 64 bits wide, whatever its parts
 _ROWS = 4
 _COLUMNS = 1024
-AT_ONCE = 8
-"""Experts that one launch takes."""
 
 
 @triton.jit

@@ -19,6 +19,8 @@ from traces.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+AT_ONCE = 8
+"""Experts of one row each that one launch of the kernels takes."""
 MOST_PAIRS = 2**16
 """Of a call whose single rows go through the kernels, which are given pairs and rows as 16-bit numbers."""
 
@@ -69,8 +71,8 @@ class Experts:
             single = [
                 (slot, first, rows[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
             ]
-            for begin in range(0, len(single), 8):
-                self._batched.launch(states, outputs, single[begin : begin + 8])
+            for begin in range(0, len(single), AT_ONCE):
+                self._batched.launch(states, outputs, single[begin : begin + AT_ONCE])
             if len(single) == len(slots):
                 return
             several = [i for i, (first, end) in enumerate(pairs) if end - first > 1]

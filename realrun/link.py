@@ -84,7 +84,7 @@ class CopyLink(Link):
         engine has something to launch first.
         """
         self.poll(follow=False)  # what has arrived meanwhile makes room for more
-        if some and self._flying and not self._demands:
+        if some and self._suffices():
             return
         running = self._running
         if running is not None and (running.demand or self._demands):
@@ -110,9 +110,13 @@ class CopyLink(Link):
         if arrived:
             if not self._flying:
                 self._busy_ns += time.perf_counter_ns() - self._busy_since
-            if follow and not (some and self._flying and not self._demands):
+            if follow and not (some and self._suffices()):
                 self._advance(some)
         return arrived
+
+    def _suffices(self) -> bool:
+        """Whether what is under way will do for the moment: nobody waits for anything else."""
+        return bool(self._flying) and not self._demands
 
     def busy_ns(self) -> int:
         """How long the copying stream has had something to do, by the host's clock: a little more than it took."""

@@ -76,7 +76,6 @@ class Loop:
         stop: asked now and then whether the run should end early.
         room: slots to use again.
         first_call: of each expert, for clairvoyant rules.
-        link: its kind.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Loop:
         stop: Callable[[], bool] = lambda: False,
         room: Room | None = None,
         first_call: np.ndarray | None = None,
-        link: type[CopyLink] = CopyLink,
     ) -> None:
         self.device: Any = device
         self.plan = plan
@@ -101,7 +99,7 @@ class Loop:
         self.cache = DeviceCache(
             device, store.size, *shape, terms.slots, plan.eviction, first_call, room
         )  # fmt: skip
-        self.link = link(
+        self.link = CopyLink(
             Clock(), self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check
         )
         self.checker = Checker(self.device, self.cache, self.n_experts) if check else None

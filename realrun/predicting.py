@@ -33,7 +33,7 @@ class Predictions:
 
     def __init__(self, device: Device, software: Software, hardware: Hardware, dims: int) -> None:
         torch = the_torch()
-        self._device, self._dims = device, dims
+        self._device = device
         self.on_gpu = software.where == "gpu"
         self._fixed_ns = software.search_us.value * 1e3
         gbps = software.gbps

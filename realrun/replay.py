@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from sim.replay import Scene, describe
 from sim.terms import settle
 from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -47,19 +47,23 @@ class Costs:
         }
         self._layer = _measured_layer(model, hardware)
         self._wait_ns = self._loop_us("route_wait_us") * 1e3 if software.waits_for_route else 0.0
-        self.launch_ns = int(_whole(np.array(self._loop_us("launch_us") * 1e3)))
+        self.launch_ns = self._loop_ns("launch_us")
         """Before experts that are there begin, once a route is known."""
-        self.alone_ns = int(_whole(np.array(self._loop_us("alone_us") * 1e3)))
+        self.alone_ns = self._loop_ns("alone_us")
         """What an expert that is waited for takes more than one of those that are there."""
-        self.copying_ns = int(_whole(np.array(self._loop_us("copying_us") * 1e3)))
+        self.copying_ns = self._loop_ns("copying_us")
         """What a routed layer takes more if a copy is under way as it begins."""
-        self.handover_ns = int(_whole(np.array(self._loop_us("handover_us") * 1e3)))
+        self.handover_ns = self._loop_ns("handover_us")
         """What an expert's copy takes more than a copy by itself."""
 
     def _loop_us(self, name: str) -> float:
         """A figure of the decode loop: of this model's own layers if they were measured, else of any; 0 without."""
         found = getattr(self._layer, name, None) or getattr(self.hardware.software, name)
         return 0.0 if found is None else float(found.value)
+
+    def _loop_ns(self, name: str) -> int:
+        """The same in whole nanoseconds."""
+        return int(_whole(np.array(self._loop_us(name) * 1e3)))
 
     def layer_ns(self, tokens: ArrayLike, context: ArrayLike) -> np.ndarray:
         """Time of each call before the route of each routed layer is known, (S,) and (S,) to (S, L).

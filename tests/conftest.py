@@ -4,7 +4,6 @@ And what tests of the simulator's command line begin with, see ``tests.replays``
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,20 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """Run a command of the simulator and return (status, standard output, standard error)."""
+def main() -> Any:
+    """Whose commands ``said`` runs: the simulator's, unless a file of tests says otherwise."""
     from sim.__main__ import main
+
+    return main
+
+
+@pytest.fixture
+def said(main: Any, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command and return (status, standard output, standard error)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         status = main([str(a) for a in arguments])
         out, err = capsys.readouterr()
         return status, out, err
 
-    yield run
+    return run

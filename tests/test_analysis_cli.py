@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return domain_traces(tmp_path_factory.mktemp("cli") / "toy")
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """Run a command and return (status, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    yield run
+@pytest.fixture(name="main")
+def analysis() -> Any:
+    """``said`` runs commands of the analysis here."""
+    return main
 
 
 def test_a_table_is_printed_and_written_as_markdown_and_data(said: Any, folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from realrun.measure.copies import buffers, copy_times
 from realrun.measure.experts import Ffn, ffn_times, ffns
 from realrun.measure.layers import layer_times, layers_of
 from realrun.measure.lookups import Line
-from realrun.measure.loop import Loop, loop_times, without_loop
+from realrun.measure.loop import FIGURES, Loop, loop_times, without_loop
 from realrun.measure.machine import Machine, Timing
 from realrun.profile import curve, to_toml
 from sim.cost import Costs, along
@@ -25,8 +25,6 @@ from sim.model import builtin_models, load_model
 from sim.software import Software
 from tests.realworlds import TINY_MOE
 from traces.errors import InputError
-
-LOOP = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
@@ -188,7 +186,7 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
     assert found.prefetching_us > 0 and 0 < found.link_busy <= 1
     given_all = machine.model_copy(
-        update={"software": machine.software.model_copy(update=dict.fromkeys(LOOP, Figure(value=9, source="seen")))}
+        update={"software": machine.software.model_copy(update=dict.fromkeys(FIGURES, Figure(value=9, source="seen")))}
     )
     assert Costs(TINY_MOE, given_all).copying_ns == 9000
     bare, nothing = without_loop(machine), Costs(TINY_MOE, without_loop(given_all))

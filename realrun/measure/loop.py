@@ -36,6 +36,8 @@ from sim.workload import Workload, batched, workload
 from traces.errors import InputError
 from traces.trace import DECODE, PREFILL, Trace
 
+FIGURES = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
+"""What comes of the runs, as ``sim.hardware.Software`` has it."""
 MOST_BYTES = 24 * 2**30
 """Of experts that are resident at once."""
 SPARE_SLOTS = 8
@@ -189,10 +191,10 @@ def _handover_us(outcome: Outcome, here: Scene, alone_us: float) -> float:
 
 def without_loop(hardware: Hardware) -> Hardware:
     """``hardware`` whose loop takes no time."""
-    none = dict.fromkeys(("launch_us", "alone_us", "copying_us", "handover_us"))
+    none = dict.fromkeys(FIGURES)
     no_wait = hardware.software.route_wait_us.model_copy(update={"value": 0.0})
     software = hardware.software.model_copy(update={**none, "route_wait_us": no_wait})
-    layers = [layer.model_copy(update={**none, "route_wait_us": None}) for layer in hardware.layer]
+    layers = [layer.model_copy(update=none) for layer in hardware.layer]
     return hardware.model_copy(update={"software": software, "layer": layers})
 
 

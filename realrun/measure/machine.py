@@ -162,12 +162,8 @@ class Machine:
                 return seconds
             seconds *= 2
 
-    def time_host(self, work: Callable[[], Any], repeats: int | None = None) -> Timing:
-        """Time of ``work`` by the host's clock, which must have its result when it returns."""
-        return self.times_host({None: work}, repeats)[None]
-
     def times_host(self, work: Mapping[Key, Callable[[], Any]], repeats: int | None = None) -> dict[Key, Timing]:
-        """The same of each of ``work``, in bursts."""
+        """Time of each of ``work`` by the host's clock, which must have its result when it returns, in bursts."""
         samples: dict[Key, list[float]] = {key: [] for key in work}
         for number, size in enumerate(bursts(repeats or self.repeats)):
             for key, each in work.items():
