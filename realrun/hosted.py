@@ -26,7 +26,7 @@ class HostedExperts:
     """Computes experts on the host for one run; ``close`` ends its thread.
 
     ``threads`` is how many compute at once, by default all of torch's. One less, which leaves a processor to the thread
-    that looks after the device, was no quicker on an H200's host: 7.5 instead of 6.8 ms, beside copies 7.6 and 7.7.
+    that looks after the device, was no quicker on an H200's host: 7.3 instead of 6.6 ms, beside copies 7.6 and 7.3.
     """
 
     def __init__(self, device: Device, store: HostStore, model: ModelSpec, threads: int | None = None) -> None:
