@@ -1,21 +1,22 @@
-"""One hypothesis profile for all tests: no deadlines (machines are loaded), the same examples every time under CI.
+"""The hypothesis profiles of all tests, without deadlines, as machines are loaded: "project", the default, tries the same
+examples every time; "explore" (``--hypothesis-profile=explore``) tries new ones and begins with those that failed before.
 
 And what tests of the simulator's command line begin with, see ``tests.replays``.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "project",
-    deadline=None,
-    derandomize=os.environ.get("CI") == "true",
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+for name, derandomize in {"explore": False, "project": True}.items():
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=derandomize,  # which also leaves the database of failures alone
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 settings.load_profile("project")
 
 
