@@ -1,5 +1,5 @@
-"""The hypothesis profiles of all tests, without deadlines, as machines are loaded: "project", the default, tries the same
-examples every time; "explore" (``--hypothesis-profile=explore``) tries new ones and begins with those that failed before.
+"""The hypothesis profiles of all tests, none with deadlines, as machines are loaded: "project", the default, tries the
+same examples every time; "explore" (``--hypothesis-profile=explore``) tries new ones, first those that failed before.
 
 And what tests of the simulator's command line begin with, see ``tests.replays``.
 """
