@@ -70,9 +70,10 @@ class Terms:
         Path | None, Parameter(help="show what --json wrote earlier instead of measuring; other options are unused")
     ] = None
 
-    def keep_apart(self, outputs: dict[str, Path | str | None]) -> None:
-        """Refuse outputs that are one of the files read here. Raises InputError."""
-        keep_apart([*(self.traces or bundled_traces()), self.hardware, *(self.software or []), self.data], outputs)
+    def keep_apart(self, outputs: dict[str, Path | str | None], more: Sequence[Path] = (), **folders: Any) -> None:
+        """Refuse outputs that are one of the files read here, or of ``more``. Raises InputError."""
+        read = [*(self.traces or bundled_traces()), self.hardware, *(self.software or []), self.data, *more]
+        keep_apart(read, outputs, **folders)
 
     def setup(self) -> Setup:
         """What an experiment is run with. Raises InputError for a number of processes below 1."""
@@ -191,9 +192,11 @@ def report(
     python -m analysis report domoe -o docs/results --show
     ```
     """
-    from analysis.report import Inputs
+    from analysis.report import Inputs, files_of
     from analysis.report import report as write_report
 
+    own = [*(other_seed or []), *(large or []), *(routes or [])]
+    terms.keep_apart({}, more=own, folders={"-o": (output, files_of(name))})
     inputs = Inputs(terms.setup(), other_seed, large, routes)
     print(write_report(name, output, inputs, [] if show else only))
 

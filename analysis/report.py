@@ -91,15 +91,24 @@ REPORTS: dict[str, tuple[Part, ...]] = {
 }
 
 
+def _parts(name: str) -> tuple[Part, ...]:
+    if name not in REPORTS:
+        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
+    return REPORTS[name]
+
+
+def files_of(name: str) -> list[str]:
+    """Names of the files that the report ``name`` may write into its folder. Raises InputError for an unknown name."""
+    return [f"{name}.md", *(f"{part.key}{end}" for part in _parts(name) for end in (".json", ".png"))]
+
+
 def report(name: str, folder: str | Path, inputs: Inputs, only: Sequence[str] | None = None) -> Path:
     """Measure the parts of the report ``name`` and write page, figures and data into ``folder``; returns the page.
 
     ``only`` measures some parts again and leaves the data of the others as it is. Raises InputError for an unknown
     name or part, and if the page that is there lacks the marks of a part.
     """
-    if name not in REPORTS:
-        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
-    parts = REPORTS[name]
+    parts = _parts(name)
     unknown = set(only or ()) - {part.key for part in parts}
     if unknown:
         raise InputError(f"--only {unknown.pop()}: expected one of {', '.join(part.key for part in parts)}")

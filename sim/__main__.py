@@ -339,6 +339,7 @@ def bench(
     """
     from sim.bench import bench_json, bench_view, run_bench
 
+    keep_apart([], {"--json": json})
     rows, caches = run_bench(tokens, long)
     _show(bench_view(rows, caches), bench_json(rows, caches), json)
 

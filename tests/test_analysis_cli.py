@@ -114,6 +114,15 @@ def test_an_output_does_not_overwrite_an_input(said: Any, folder: Path) -> None:
     assert trace.read_bytes() == before
 
 
+@pytest.mark.parametrize("option", ["--hardware", "--software", "--large"])
+def test_a_report_does_not_overwrite_an_input(said: Any, folder: Path, tmp_path: Path, option: str) -> None:
+    mine = tmp_path / "domoe-limits.json"
+    mine.write_text("mine", "utf-8")
+    status, _, err = said("report", "domoe", "-o", tmp_path, "--traces", folder, option, mine)
+    assert status == 2 and "domoe-limits.json: would overwrite an input" in err
+    assert mine.read_text("utf-8") == "mine" and list(tmp_path.iterdir()) == [mine]
+
+
 def test_a_report_is_a_page_with_figures_and_data(said: Any, folder: Path, tmp_path: Path) -> None:
     only = ["--only", "domoe-similarity", "domoe-matching"]
     status, out, _ = said("report", "domoe", "-o", tmp_path, "--traces", folder, *only)

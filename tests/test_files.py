@@ -40,6 +40,10 @@ def files(tmp_path, monkeypatch):
         Path(name).write_text("{}")
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
+    for name in ("law.npz", "blob"):
+        Path(name).write_text("{}")
+    Path("snapshot").mkdir()  # as the hub's client keeps a checkpoint
+    Path("snapshot/config.json").symlink_to("../blob")
     Path("soft").symlink_to("trace.npz")
     os.link("trace.npz", "hard")
     return tmp_path
@@ -72,6 +76,12 @@ AMOUNTS = ["--profile-tokens", "1", "--eval-tokens", "1"]
         (traces_main, ["capture", "model", "--prompts", "prompts.txt", "-o", "a", "--statistics", "a"], "--output"),
         (traces_main, ["capture", "m", "--prompts", "prompts.txt", "-o", "a", "--adapter", "hard", "--basis", "soft",
                        "--statistics", "trace.npz"], "--statistics"),
+        (traces_main, ["capture", "model", "--prompts", "prompts.txt", "-o", "config.npz", "--statistics",
+                       "config.encoder.npz"], "--output,"),
+        (traces_main, ["capture", "m", "--corpora", "model", "--domain", "law", "code", "-o", ".", "--basis",
+                       "law.npz"], "--output"),
+        (traces_main, ["capture", "snapshot", "--prompts", "prompts.txt", "-o", "snapshot/config.json"], "--output"),
+        (traces_main, ["capture", "snapshot", "--prompts", "prompts.txt", "-o", "blob"], "--output"),
         (traces_main, ["compare-routing", "trace.npz", "--beside", "record.npz", "-o", "record.npz"], "--output"),
         (traces_main, ["compare-routing", "trace.npz", "--records", "statistics.json", "-o", "statistics.json"],
          "--output"),
@@ -91,6 +101,29 @@ def test_names_of_no_file_none_standard_output_and_devices_are_apart(files):
     keep_apart(["mixtral-8x7b", None, "trace.npz", "model"], {"--json": "-", "--timeline": None, "-o": "new.npz"})
     keep_apart(["model"], {"-o": "model/new.json"})
     keep_apart([], {"--json": "/dev/null", "--timeline": "/dev/null"})
+    keep_apart(["model", "trace.npz"], {}, folders={"-o": ("new/folder", ["a.json", "b.json"]), "-p": (".", ["a"])})
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        (".", "-o trace.npz: would overwrite an input of the command .soft."),
+        ("model", "-o model: would overwrite an input"),
+        ("full", "-o full/trace.npz: is a folder; expected the name of a file"),
+        ("record.npz", "-o record.npz: is a file; expected a folder"),
+        ("record.npz/new", "-o record.npz/new: record.npz is a file; expected a folder"),
+        ("/proc/new", "-o /proc/new: the folder /proc may not be written"),
+        ("gone", "-o gone: is a file"),
+        ("far", "-o far/trace.npz: is what --json names too"),
+    ],
+)
+def test_files_of_a_folder_are_kept_apart_before_it_is_made(files, folder, why):
+    Path("full/trace.npz").mkdir(parents=True)
+    Path("far").mkdir()
+    Path("gone").symlink_to("nowhere")
+    with pytest.raises(InputError, match=f"^{why}"):
+        keep_apart(["soft", "model"], {"--json": "far/trace.npz"}, folders={"-o": (folder, ["a.csv", "trace.npz"])})
 
 
 @pytest.mark.parametrize(
@@ -125,7 +158,13 @@ def test_readers_refuse_a_pipe_without_a_command_line(files):
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("model", "is a folder"), ("nowhere/a", "nowhere does not exist"), ("trace.npz/a", "trace.npz does not exist")],
+    [
+        ("model", "is a folder"),
+        (".", "is the current folder"),
+        ("nowhere/a", "nowhere does not exist"),
+        ("trace.npz/a", "trace.npz does not exist"),
+        ("/proc/a", "/proc may not be written"),  # whatever its permissions say
+    ],
 )
 def test_an_output_that_cannot_be_is_refused_before_the_work(files, path, why, capsys):
     # The record is no record: reading it would be told first.

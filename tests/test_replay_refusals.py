@@ -93,6 +93,12 @@ def test_the_benchmark_checks_its_sizes_first(said: Any, arguments: list[str]) -
     assert err == f"error: {arguments[0]}: {arguments[1]} decode tokens; expected 4 to 5,000,000\n"
 
 
+def test_the_benchmark_knows_first_whether_it_can_write(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.bench.run_bench", lambda *_: pytest.fail("the engines are being measured"))
+    status, _, err = said("bench", "--json", "/proc/new/a.json")
+    assert status == 2 and err.startswith("error: --json /proc/new/a.json: the folder /proc/new does not exist")
+
+
 @pytest.mark.parametrize("gbps", ["0.0", "-1.0", "nan", "inf", '"12,5"', "0"])
 def test_a_link_without_a_speed_is_refused(said: Any, trace: Path, tmp_path: Path, gbps: str) -> None:
     machine = tmp_path / "mine.toml"

@@ -51,7 +51,7 @@ def train(
     from traces.minimoe import Plan
     from traces.minimoe import train as train_model
 
-    keep_apart([base, corpora], {}, folders={"--output": output})
+    keep_apart([base, corpora], {}, folders={"--output": (output, [])})
     plan = Plan(
         minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
         learning_rate=learning_rate, balance=balance, redrawn=redrawn, seed=seed,
@@ -136,10 +136,13 @@ def capture(
         raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
     several = corpora is not None and not (len(domain or []) == 1 and output.suffix == ".npz")
     new_basis = None if basis is None or basis.exists() else basis  # one that exists is read
+    domains = dict.fromkeys(domain or [])
+    names = [f"{name}{end}" for name in domains for end in (".npz", ".encoder.npz")]
+    one = {"--output": output, "--output, the encoder's:": output.parent / f"{output.stem}.encoder.npz"}
     keep_apart(
         [model, prompts, corpora, adapter, basis],
-        {"--statistics": statistics, "--basis": new_basis} | ({} if several else {"--output": output}),
-        folders={"--output": output} if several else {},
+        {"--statistics": statistics, "--basis": new_basis} | ({} if several else one),
+        folders={"--output": (output, names)} if several else {},
     )
     standard = Amount() if corpora else Amount(profile_tokens=None, eval_tokens=None, prompt_tokens=4096)
     wanted = {

@@ -16,33 +16,44 @@ _PART = ".part"
 
 
 def keep_apart(
-    inputs: Iterable[Name | None], outputs: Mapping[str, Name | None], *, folders: Mapping[str, Name] | None = None
+    inputs: Iterable[Name | None],
+    outputs: Mapping[str, Name | None],
+    *,
+    folders: Mapping[str, tuple[Name, Iterable[str]]] | None = None,
 ) -> None:
     """Refuse, before any work is done, outputs that cannot be written or would destroy an input or another output.
 
     ``inputs`` are all that the command reads; one that is no path (the name of a model) or None is passed over, and a
-    folder stands for all that is in it. ``outputs`` are the files that it writes, by option, ``folders`` the folders;
-    None and ``-`` (standard output) are passed over. Links, symbolic or hard, count as what they lead to. Raises
-    InputError naming the option, or an input that :func:`check_regular` refuses; OSError for a path that cannot be
-    looked at.
+    folder stands for all that is in it. ``outputs`` are the files that it writes, by option; None and ``-`` (standard
+    output) are passed over. ``folders`` are those that it makes or writes into, with the names of the files there.
+    Links, symbolic or hard, count as what they lead to. Nothing is made. Raises InputError naming the option, or an
+    input that :func:`check_regular` refuses; OSError for a path that cannot be looked at.
     """
     read = [Path(path) for path in inputs if path is not None and os.path.lexists(path)]
     for source in read:
         check_regular(source)
-    files = {option: Path(path) for option, path in outputs.items() if path is not None and str(path) != "-"}
-    for option, path in files.items():
+    written = [(option, Path(path)) for option, path in outputs.items() if path is not None and str(path) != "-"]
+    for option, path in written:
         _check_writable(path, f"{option} {path}")
-    earlier: dict[str, Path] = {}
-    for option, path in [*files.items(), *((option, Path(path)) for option, path in (folders or {}).items())]:
+    for option, (name, names) in (folders or {}).items():
+        folder = Path(name)
+        _check_makeable(folder, f"{option} {folder}")
+        inside = [(option, folder / name) for name in names]
+        for _, path in inside:
+            if os.path.lexists(path):
+                _check_writable(path, f"{option} {path}")
+        written += [(option, folder), *inside]
+    earlier: list[tuple[str, Path]] = []
+    for option, path in written:
         if _in_place(path):  # a device or a pipe loses nothing
             continue
         for source in read:
             if _same(path, source) or (source.is_dir() and path.is_file() and _within(path, source)):
                 raise InputError(f"{option} {path}: would overwrite an input of the command ({source}); name another")
-        for other, taken in earlier.items():
+        for other, taken in earlier:
             if _same(path, taken):
                 raise InputError(f"{option} {path}: is what {other} names too; name another")
-        earlier[option] = path
+        earlier.append((option, path))
 
 
 def check_regular(path: Name) -> None:
@@ -114,7 +125,8 @@ def _remove_stale(folder: Path, prefix: str) -> None:
 def _check_writable(path: Path, name: str) -> None:
     """Raise InputError unless ``path`` can become, or be overwritten as, a file."""
     if path.is_dir():
-        raise InputError(f"{name}: is a folder; expected the name of a file to write")
+        which = "the current" if path == Path() else "a"
+        raise InputError(f"{name}: is {which} folder; expected the name of a file to write")
     if path.exists() and not _may(path, os.W_OK):
         raise InputError(f"{name}: may not be written")
     if _in_place(path):
@@ -122,8 +134,26 @@ def _check_writable(path: Path, name: str) -> None:
     folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
     if not folder.is_dir():
         raise InputError(f"{name}: the folder {folder} does not exist; make it first")
-    if not _may(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{name}: the folder {folder} may not be written")
+    _check_room(folder, name)
+
+
+def _check_makeable(folder: Path, name: str) -> None:
+    """Raise InputError unless ``folder`` is there, or can be made, and takes files."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise InputError(f"{name}: {'is' if there == folder else f'{there} is'} a file; expected a folder")
+    _check_room(there, name)
+
+
+def _check_room(folder: Path, name: str) -> None:
+    """Raise InputError unless a file can be made in ``folder``; permissions alone do not tell (/proc, a full disk)."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{name}: the folder {folder} may not be written ({error.strerror})") from None
 
 
 def _may(path: Path, what: int) -> bool:
@@ -168,4 +198,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _within(path: Path, folder: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    """Whether ``path``, or what it leads to, lies in ``folder``, or what a name in that leads to is ``path``."""
+    places = (os.path.realpath(path), Path(os.path.realpath(path.parent)) / path.name)
+    top = os.path.realpath(folder)
+    return any(Path(place).is_relative_to(top) for place in places) or any(_same(path, one) for one in folder.iterdir())
