@@ -1,5 +1,10 @@
 """Command line of the analysis: ``python -m analysis``."""
 
+if __name__ == "__main__":  # the imports below take a moment
+    from traces.starting import ends_quietly
+
+    ends_quietly()
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

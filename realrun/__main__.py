@@ -1,5 +1,10 @@
 """Command line of the real runs: ``python -m realrun``."""
 
+if __name__ == "__main__":  # the imports below take a moment
+    from traces.starting import ends_quietly
+
+    ends_quietly()
+
 import shlex
 import sys
 from collections.abc import Sequence

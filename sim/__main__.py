@@ -1,5 +1,10 @@
 """Command line of the simulator: ``python -m sim``."""
 
+if __name__ == "__main__":  # the imports below take a moment
+    from traces.starting import ends_quietly
+
+    ends_quietly()
+
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,5 +1,6 @@
 """What surrounds every command: streams that break, signals, and errors as one line."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -113,6 +114,20 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number, status, line):
     assert (running.returncode, error) == (status, line)
     assert list(tmp_path.iterdir()) == [target]
     assert target.read_text() == "old"
+
+
+@pytest.mark.parametrize("package", ["traces", "sim", "analysis", "realrun"])
+def test_ctrl_c_during_the_imports_is_one_word(tmp_path, package):
+    (tmp_path / "cyclopts.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    running = subprocess.Popen(
+        [sys.executable, "-m", package, "--help"], cwd=REPOSITORY, text=True, env=os.environ | {"PYTHONPATH": tmp_path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert running.stdout is not None and running.stdout.readline() == "importing\n"
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=30)
+    assert (running.returncode, error) == (130, "interrupted\n")
 
 
 # A command that is interrupted where exceptions are lost: in a callback from C, and in a finaliser.

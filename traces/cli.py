@@ -14,10 +14,11 @@ from typing import TextIO
 from cyclopts import App, CycloptsError
 
 from traces.errors import InputError
+from traces.starting import end
 from traces.words import printable
 
 _STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_ENDING = (signal.SIG_DFL, signal.default_int_handler)
+_ENDING = (signal.SIG_DFL, signal.default_int_handler, end)
 _EXTRAS = dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "tokenizers"), "torch")
 _EXTRAS |= dict.fromkeys(("matplotlib", "scipy"), "analysis")
 _INTERRUPTED, _PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
