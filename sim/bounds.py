@@ -115,7 +115,7 @@ class Bounds:
     """Bounds of a run at a capacity.
 
     Attributes:
-        compute_ns: GPU time of all steps, everything resident.
+        compute_ns: the least GPU time of all steps, whether experts are there or waited for.
         link_bytes: fewest bytes that the whole run must load from a cold cache.
         decode_compute_ns, decode_link_bytes: the same of decode alone, from a warm cache.
         bytes_per_s: the most that the link can move.
@@ -135,7 +135,7 @@ class Bounds:
 
 def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
     """Bounds of ``work`` at ``capacity`` bytes for experts, the policy's own tables included."""
-    compute = work.compute_ns()
+    compute = work.compute_ns(work.least_ns)
     decode = work.schedule.phase == DECODE
     return Bounds(
         compute_ns=int(compute.sum()),

@@ -45,12 +45,13 @@ class Costs:
             for ffn in hardware.ffn
             if ffn.hidden == model.hidden and ffn.matrices == model.expert_matrices
         }
+        self._waited = {size: ffn.waited for size, ffn in self._ffns.items() if ffn.waited is not None}
         self._layer = _measured_layer(model, hardware)
         self._wait_ns = self._loop_us("route_wait_us") * 1e3 if software.waits_for_route else 0.0
         self.launch_ns = self._loop_ns("launch_us")
         """Before experts that are there begin, once a route is known."""
         self.alone_ns = self._loop_ns("alone_us")
-        """What an expert that is waited for takes more than one of those that are there."""
+        """What an expert that is waited for takes more than one of those that are there, if there is no curve."""
         self.copying_ns = self._loop_ns("copying_us")
         """What a routed layer takes more if a copy is under way as it begins."""
         self.handover_ns = self._loop_ns("handover_us")
@@ -99,6 +100,22 @@ class Costs:
         rows, index = np.asarray(tokens), np.asarray(0 if layer is None else layer)
         size = np.asarray(self.model.expert_bytes, dtype=np.float64)[index]
         return _whole(np.where(rows > 0, self._ffn(rows, self.model.expert_parameters, size), 0.0))
+
+    def waited_ns(self, tokens: np.ndarray, layer: np.ndarray) -> np.ndarray | None:
+        """The same of an expert that is waited for, which is launched meanwhile; None if it takes as long.
+
+        One row takes `alone_ns` more, since experts of one row each run together where they are there. More rows take
+        what the profile says of FFNs that are launched beforehand, or else `alone_ns` more too.
+        """
+        curve = self._waited.get(self.model.expert_parameters)
+        if curve is None and not self.alone_ns:
+            return None
+        longer = self.expert_ns(tokens, layer) + self.alone_ns * (tokens > 0)
+        if curve is None:
+            return longer
+        size = np.asarray(self.model.expert_bytes, dtype=np.float64)[layer]
+        fits = (tokens > 1) & (size == 2 * self.model.expert_parameters)
+        return np.where(fits, _whole(along(curve, tokens)), longer)
 
     def head_ns(self, tokens: ArrayLike, context: ArrayLike | None = None) -> np.ndarray:
         """Time of each call after its last routed layer, (S,) to (S,): dense layers that follow it, then the LM head.

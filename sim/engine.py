@@ -93,6 +93,7 @@ class Run:
         self.stall_demand = [0] * work.n_calls
         self.stall_late = [0] * work.n_calls
         self.stall_host = [0] * work.n_calls
+        self.waited = [0] * work.n_calls
         self.predict = [0] * n_steps
         self._at_moments = by_moment(plan, work.n_experts)
         self._may_stream = plan.stream_prefill or plan.ring
@@ -120,6 +121,7 @@ class Run:
             np.array(self.predict, np.int64),
             self.counters,
             np.array(self.stall_host if self._host is not None else [], np.int64),
+            np.array(self.waited if self.work.waited_ns is not None else [], np.int64),
         )
 
     # -- the GPU -------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class Run:
         offsets, experts = work.offsets.tolist(), work.expert.tolist()
         layer_ns, shared_ns = work.layer_ns.tolist(), work.shared_ns.tolist()
         head_ns, phases = work.head_ns.tolist(), work.schedule.phase.tolist()
-        self._expert_ns = work.expert_ns.tolist()
+        self._expert_ns, self._waits_ns = work.expert_ns.tolist(), work.waits_ns.tolist()
         self._next_call = work.next_call().tolist() if self._future else [NEVER] * len(experts)
         moments, observer = self._at_moments, self.observer
         for step, phase in enumerate(phases):
@@ -192,12 +194,13 @@ class Run:
         link.passed = call
         moment = call + step + 1
         streams = self._may_stream and self._streams(call)
-        costs = self._expert_ns[first : first + len(needed)]
+        there = self._expert_ns[first : first + len(needed)]
         quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
         if quiet and self._alone() and self.plan.keep:
-            self._owed += busy + sum(costs) + (self.work.launch_ns if needed else 0)
+            self._owed += busy + sum(there) + (self.work.launch_ns if needed else 0)
             return
         yield from self._catch_up()
+        costs = list(zip(there, self._waits_ns[first : first + len(needed)], strict=True))
         hosted = [i for i in range(first, first + len(needed)) if self.found[i] == HOSTED] if self._host else []
         if hosted:
             costs = [cost for i, cost in enumerate(costs, first) if self.found[i] != HOSTED]
@@ -207,7 +210,7 @@ class Run:
             of = dict(zip(needed, costs, strict=True))
             costs = [of[expert] for expert in groups[0]]
             link.awaited.update(expert for group in groups[1:] for expert in group)
-        ready, waiting = self._claim(groups[0], costs)
+        ready, waiting = self._claim(call, groups[0], costs)
         if moment in self._at_moments:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
@@ -219,7 +222,7 @@ class Run:
         yield from self._compute(call, groups[0], busy + ready, waiting, late)
         for group in groups[1:]:
             link.awaited.difference_update(group)
-            ready, waiting = self._claim(group, [of[expert] for expert in group])
+            ready, waiting = self._claim(call, group, [of[expert] for expert in group])
             link.kick()
             yield from self._compute(call, group, ready, waiting, late)
         for transfer in rest:
@@ -268,8 +271,10 @@ class Run:
             if expert not in late and wanted[expert] == call and expert in link.transfers
         ]
 
-    def _claim(self, group: list[int], costs: list[int]) -> tuple[int, list[tuple[Transfer, int]]]:
-        """Pin a wave and demand what it lacks.
+    def _claim(
+        self, call: int, group: list[int], costs: list[tuple[int, int]]
+    ) -> tuple[int, list[tuple[Transfer, int]]]:
+        """Pin a wave and demand what it lacks; ``costs`` are what each expert takes if it is there, and if not.
 
         Returns the time of what is resident, its launch included, and what to wait for with the time of each, those
         under way first.
@@ -278,13 +283,14 @@ class Run:
         under_way: list[tuple[Transfer, int]] = []
         absent: list[tuple[Transfer, int]] = []
         ready = 0
-        for expert, cost in zip(group, costs, strict=True):
+        for expert, (cost, wait) in zip(group, costs, strict=True):
             pinned[expert] = 1
             if state[expert] == RESIDENT:
                 ready += cost
             else:
                 which = under_way if expert in link.transfers else absent
-                which.append((link.demand(expert), cost + self.work.alone_ns))
+                which.append((link.demand(expert), wait))
+                self.waited[call] += wait - cost
         if len(under_way) + len(absent) < len(group):
             ready += self.work.launch_ns
         return ready, under_way + absent

@@ -157,11 +157,16 @@ class Software(_Checked):
 
 
 class Ffn(Curve):
-    """One FFN in bf16, measured: ``points`` are ``[rows, nanoseconds]``. It holds for all FFNs of these dimensions."""
+    """One FFN in bf16, measured: ``points`` are ``[rows, nanoseconds]``. It holds for all FFNs of these dimensions.
+
+    ``waited`` is the same of experts of several rows that are waited for: they are launched while they are copied, so
+    that launching is not in their time.
+    """
 
     hidden: int = Field(ge=1)
     width: int = Field(ge=1)
     matrices: int = Field(ge=2, le=3)
+    waited: Curve | None = None
 
 
 class Layer(_Checked):

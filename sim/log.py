@@ -65,6 +65,8 @@ class Log:
         predict: time spent predicting on the critical path, a step (S,) int64 ns.
         counters: totals.
         stall_host: GPU time spent waiting for the host, a call (S * L,) int64 ns; empty where no expert may run there.
+        waited: GPU time of experts that were waited for, beyond what they take where they are there, a call (S * L,)
+            int64 ns, maybe below 0; empty where no such difference is made.
     """
 
     finish: np.ndarray
@@ -74,3 +76,4 @@ class Log:
     predict: np.ndarray
     counters: Counters
     stall_host: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    waited: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -170,7 +170,9 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
     stall_demand, stall_late = int(log.stall_demand[calls].sum()), int(log.stall_late[calls].sum())
     wall = int((log.finish - begin)[steps].sum())
     stall_host = int(log.stall_host[calls].sum()) if len(log.stall_host) else 0
-    compute, predict = int(work.compute_ns(log.found != HOSTED)[steps].sum()), int(log.predict[steps].sum())
+    compute = int(work.compute_ns(work.expert_ns * (log.found != HOSTED))[steps].sum())
+    compute += int(log.waited[calls].sum()) if len(log.waited) else 0
+    predict = int(log.predict[steps].sum())
     return Counts(
         tokens=int(np.diff(work.schedule.offsets)[steps].sum()),
         activations=int(work.activations[steps].sum()),

@@ -93,7 +93,8 @@ class Workload:
         chunks: matrices of one expert, into which a transfer is cut by default.
         launch_ns: what passes before the experts of a wave that are there begin; nothing before those that are waited
             for. It is nobody's compute time.
-        alone_ns: what each expert that is waited for takes beyond its ``expert_ns``.
+        waited_ns: GPU time of each look-up's expert if it is waited for, launched meanwhile and run by itself (N,)
+            int64; None: its ``expert_ns``.
         copying_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
     """
 
@@ -114,7 +115,7 @@ class Workload:
     chunks: int
     chained: bool = False
     launch_ns: int = 0
-    alone_ns: int = 0
+    waited_ns: np.ndarray | None = None
     copying_ns: int = 0
 
     @property
@@ -137,10 +138,20 @@ class Workload:
         """Bytes of each look-up's expert (N,)."""
         return np.array(self.expert_bytes, np.int64)[self.expert // self.n_experts]
 
-    def compute_ns(self, on_gpu: np.ndarray | None = None) -> np.ndarray:
-        """GPU time of each step with every expert resident (S,) int64, or without those not ``on_gpu`` (N,) bool."""
-        expert_ns = self.expert_ns if on_gpu is None else self.expert_ns * on_gpu
-        experts = np.add.reduceat(np.append(expert_ns, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
+    @property
+    def waits_ns(self) -> np.ndarray:
+        """GPU time of each look-up's expert if it is waited for (N,)."""
+        return self.expert_ns if self.waited_ns is None else self.waited_ns
+
+    @property
+    def least_ns(self) -> np.ndarray:
+        """The least GPU time of each look-up's expert, there or waited for (N,)."""
+        return np.minimum(self.expert_ns, self.waits_ns)
+
+    def compute_ns(self, expert_ns: np.ndarray | None = None) -> np.ndarray:
+        """GPU time of each step (S,) int64, its experts taking ``expert_ns`` (N,); by default all are resident."""
+        each = self.expert_ns if expert_ns is None else expert_ns
+        experts = np.add.reduceat(np.append(each, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
         calls = self.layer_ns + self.shared_ns + experts
         return calls.reshape(-1, self.n_layers).sum(1) + self.head_ns
 
@@ -149,9 +160,9 @@ class Workload:
 
         Every transfer may be interrupted by every demand once, and then pays its latency again.
         """
-        work = (self.layer_ns, self.shared_ns, self.expert_ns, self.head_ns)
+        work = (self.layer_ns, self.shared_ns, np.maximum(self.expert_ns, self.waits_ns), self.head_ns)
         busy = sum(int(part.max(initial=0)) * len(part) for part in work)
-        busy += max(self.launch_ns, self.alone_ns) * len(self.expert) + self.copying_ns * self.n_calls
+        busy += self.launch_ns * len(self.expert) + self.copying_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -221,7 +232,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         chunks=model.expert_matrices,
         chained=hardware.link.queued is not None,
         launch_ns=costs.launch_ns,
-        alone_ns=costs.alone_ns,
+        waited_ns=costs.waited_ns(tokens, layer_of),
         copying_ns=costs.copying_ns,
     )
     work.check_size()

@@ -40,7 +40,7 @@ DISCIPLINES: list[Discipline] = ["fifo", "demand-first", "preemptive"]
 
 
 def assert_same(reference: Log, compiled: Log) -> None:
-    for name in ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host"):
+    for name in ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited"):
         np.testing.assert_array_equal(getattr(compiled, name), getattr(reference, name), name)
         assert getattr(compiled, name).dtype == getattr(reference, name).dtype
     assert compiled.counters == reference.counters
@@ -55,7 +55,7 @@ def test_any_plan_gives_the_integers_of_the_reference(
     given: tuple[World, str, Plan], launch_ns: int, alone_ns: int
 ) -> None:
     world, _, plan = given
-    work = dataclasses.replace(world.work, launch_ns=launch_ns, alone_ns=alone_ns)
+    work = dataclasses.replace(world.work, launch_ns=launch_ns, waited_ns=world.work.waits_ns + alone_ns)
     arguments = work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
@@ -65,7 +65,7 @@ def test_any_plan_gives_the_integers_of_the_reference(
 def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
     # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
     rng = np.random.default_rng(seed)
-    some = {name: int(rng.integers(3)) for name in ("launch_ns", "alone_ns", "copying_ns")}
+    some = {name: int(rng.integers(3)) for name in ("launch_ns", "copying_ns")}
     work = dataclasses.replace(coarse(world.work, rng), **some)
     world = dataclasses.replace(world, work=work, budget=slots * max(world.work.expert_bytes))
     plan = arbitrary_plan(rng, world, wanted)

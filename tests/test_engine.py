@@ -178,7 +178,8 @@ def test_time_is_compute_stalls_prediction_and_what_copies_cost(case: tuple[Worl
     witness, log = witnessed(world, plan)
     begin = np.concatenate([[0], log.finish[:-1]])
     stalls = log.stall_demand + log.stall_late + (log.stall_host if plan.host else 0)
-    compute = world.work.compute_ns(log.found != HOSTED)
+    compute = world.work.compute_ns(world.work.expert_ns * (log.found != HOSTED))
+    stalls = stalls + (log.waited if len(log.waited) else 0)
     waited = (stalls + longer(world.work, witness)).reshape(-1, world.work.n_layers).sum(1)
     assert (log.finish - begin == compute + waited + log.predict).all()
     # The same from the events: the GPU's slices and stalls fill its time without a gap or an overlap.
@@ -244,7 +245,8 @@ def test_an_expert_computes_only_when_it_is_there(case: tuple[World, str, Plan])
 
 def _calls(work: Workload) -> list[tuple[int, list[int], list[int]]]:
     edges = list(zip(work.offsets[:-1].tolist(), work.offsets[1:].tolist(), strict=True))
-    return [(c, work.expert[a:b].tolist(), work.expert_ns[a:b].tolist()) for c, (a, b) in enumerate(edges)]
+    most = np.maximum(work.expert_ns, work.waits_ns)
+    return [(c, work.expert[a:b].tolist(), most[a:b].tolist()) for c, (a, b) in enumerate(edges)]
 
 
 # -- a pure function ---------------------------------------------------------------------------------------------

@@ -83,10 +83,22 @@ def test_launching_experts_that_are_there_takes_time_that_nobody_computes() -> N
 
 
 def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
-    work = dataclasses.replace(handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS), alone_ns=3 * MS)
+    work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
+    work = dataclasses.replace(work, waited_ns=np.full(4, 4 * MS))
     # The first runs while the second is copied: 1 + 10 + 10 + 1 + 3 ms; then both are there: 1 + 1 + 1 ms.
     assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [25 * MS, 28 * MS]
-    assert told(work, Plan(), 2).decode.time_ms["stall_demand"] == 10 + 6
+    found = told(work, Plan(), 2).decode.time_ms
+    assert (found["stall_demand"], found["compute"], found["other"]) == (10 + 6, 1 + 4 + 4 + 1 + 1 + 1, 0)
+
+
+def test_an_expert_that_is_waited_for_is_launched_meanwhile() -> None:
+    # 2 ms are there, 1 ms with the launch before it. 1 + 10 + 10 + 1 ms, then 1 + 2 + 2 ms.
+    work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=2 * MS)
+    work = dataclasses.replace(work, waited_ns=np.full(4, MS))
+    assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [22 * MS, 27 * MS]
+    found = told(work, Plan(), 2)
+    assert found.decode.time_ms["compute"] == 1 + 2 + 1 + 4 and found.decode.time_ms["other"] == 0
+    assert found.bounds["compute_tokens_per_s"] == 1000 / 3, "whoever waits for all of them computes less"
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,9 @@ def other_future(world: World, step: int, seed: int) -> World:
     same = int(world.work.offsets[(step + 1) * work.n_layers])
     costs = np.concatenate([world.work.expert_ns[:same], np.ones(len(work.expert) - same, np.int64)])
     same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "copying_ns")
+    if (waits := world.work.waited_ns) is not None:
+        costs_waited = np.concatenate([waits[:same], costs[same:]])
+        work = dataclasses.replace(work, waited_ns=costs_waited)
     work = dataclasses.replace(work, expert_ns=costs, **{name: getattr(world.work, name) for name in same_costs})
     return dataclasses.replace(world, trace=changed, work=work, profile=world.profile or world.trace)
 

@@ -153,6 +153,8 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     if draw(st.booleans()):
         work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
     work = dataclasses.replace(work, copying_ns=draw(st.sampled_from([0, 0, 1, 3, 30_000])))
+    if change := draw(st.sampled_from([0, 0, 1, 20_000, -3, -20_000])):
+        work = dataclasses.replace(work, waited_ns=np.maximum(0, work.expert_ns + change))
     most = max(sizes)
     budget = draw(
         st.one_of(

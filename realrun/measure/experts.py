@@ -2,8 +2,9 @@
 the other, those of dense layers within a CUDA graph.
 
 Routed experts that serve one row each are computed together, so their time is that of a token's ``k`` at once over k.
-A run launches them once it has seen the route, so launching is part of their time. Shared experts are launched while
-the layer before them computes: theirs is the device's time alone.
+Those of more rows, a prompt's, follow one another. A run launches either once it has seen the route, so launching is
+part of their time, as far as kernels do not hide it. Experts that are waited for are launched meanwhile, and shared
+ones while the layer before them computes: theirs is the device's time alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
-from realrun.experts import Experts, Rows
+from realrun.experts import AT_ONCE, Experts, Rows
+from realrun.loop import undisturbed
 from realrun.measure.machine import Key, Machine, Timing, Work
 from sim.model import ModelSpec
 from traces.errors import InputError
@@ -64,9 +66,12 @@ def ffns(models: Iterable[ModelSpec]) -> list[Used]:
 
 @dataclass(frozen=True)
 class FfnTimes:
-    """Of one FFN by rows: what is charged, and what else was timed, by name, for a person."""
+    """Of one FFN by rows: what is charged, the same where a routed expert of several rows is waited for, and what else
+    was timed, by name, for a person.
+    """
 
     charged: dict[int, Timing]
+    waited: dict[int, Timing]
     others: dict[str, dict[int, Timing]]
 
 
@@ -82,12 +87,17 @@ def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROW
             (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
             if used.use == "shared":
                 runs[used.ffn, "launched", count] = charged
+        if used.use == "routed":
+            waited = routed_runs(machine, used.model, [count for count in rows if count > 1], together=1)
+            hidden |= {(used.ffn, "waited", count): each for count, each in waited.items()}
         for name, compared in _compared(machine, used, rows[:1]).items():
             runs |= {(used.ffn, name, count): each for count, each in compared.items()}
     found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
-    for (ffn, name, count), taken in (_times(machine, runs, False) | _times(machine, hidden, True)).items():
+    with undisturbed():
+        times = _times(machine, runs, False) | _times(machine, hidden, True)
+    for (ffn, name, count), taken in times.items():
         found.setdefault(ffn, {}).setdefault(name, {})[count] = taken
-    return {ffn: FfnTimes(ways.pop("charged"), ways) for ffn, ways in found.items()}
+    return {ffn: FfnTimes(ways.pop("charged"), ways.pop("waited", {}), ways) for ffn, ways in found.items()}
 
 
 def _compared(machine: Machine, used: Used, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
@@ -115,18 +125,20 @@ def ffn_runs(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[i
 def routed_runs(
     machine: Machine, model: ModelSpec, rows: Iterable[int], together: int | None = None
 ) -> dict[int, Runs]:
-    """One routed expert of ``model``; at one row ``together`` (default: k) that are computed at once."""
-    size, at_once = 2 * model.expert_parameters, together or model.top_k
-    count = max(at_once, machine.copies(size) // at_once * at_once)
+    """Routed experts of ``model``: ``together`` of them, by default k at one row, and as many as a run launches without
+    a look at the link at more.
+    """
+    size, most = 2 * model.expert_parameters, together or max(model.top_k, AT_ONCE)
+    count = max(most, machine.copies(size))
     slots = _slots(machine, count, size)
     experts = Experts(model, cast(Any, SimpleNamespace(bytes=slots, n_slots=count)))
     runs = {}
     for each in rows:
-        group = at_once if each == 1 else 1
+        group = together or (model.top_k if each == 1 else AT_ONCE)
         states = machine.random(each, model.hidden, scale=1.0)
         outputs = machine.random(group * each + 1, model.hidden)
         work = [_routed(machine, experts, states, outputs, list(range(first, first + group)), each)
-                for first in range(0, count, group)]  # fmt: skip
+                for first in range(0, count - group + 1, group)]  # fmt: skip
         runs[each] = Runs(work, group)
     return runs
 
@@ -147,10 +159,10 @@ def _slots(machine: Machine, count: int, size: int) -> Any:
 def _routed(
     machine: Machine, experts: Experts, states: Any, outputs: Any, slots: list[int], rows: int
 ) -> Callable[[], None]:
-    """The experts in ``slots``: each serves the one row, or one of them serves all."""
+    """The experts in ``slots``, each of which serves all rows."""
     pairs = [(rows * i, rows * (i + 1)) for i in range(len(slots))]
-    alone = rows == 1
-    take = Rows([0] * len(slots)) if alone else Rows([*range(rows)], machine.torch.arange(rows, device=machine.device))
+    rows_of = [*range(rows)] * len(slots)
+    take = Rows(rows_of, None if rows == 1 else machine.torch.tensor(rows_of, device=machine.device))
     return lambda: experts.launch(states, outputs, slots, pairs, take)
 
 

@@ -93,7 +93,7 @@ def _call(m: Any, step: int, layer: int) -> bool:
         end = _wave_end(m, begin, size, wave)
         if begin:
             _await(m, begin, end, 0)
-        busy += _claim(m, begin, end)
+        busy += _claim(m, call, begin, end)
         if begin == 0:
             _ask(m, step, layer)
         kick(m)
@@ -221,7 +221,7 @@ def _look_up(m: Any, call: int) -> int:
 
 
 @inlined
-def _claim(m: Any, begin: int, end: int) -> int:
+def _claim(m: Any, call: int, begin: int, end: int) -> int:
     """Pin a wave and demand what it lacks; returns the time of what is resident, its launch included."""
     ready, launch = 0, 0
     for i in range(begin, end):
@@ -237,6 +237,8 @@ def _claim(m: Any, begin: int, end: int) -> int:
         else:
             piece.stood = UNDER_WAY if transfer_at(m.transfers, piece.expert).live else LACKING
             demand(m, piece.expert)
+            if m.waits:
+                number_at(m.waited, call).n += piece.wait - piece.cost
     return ready + launch
 
 
@@ -260,7 +262,7 @@ def _compute(m: Any, call: int, begin: int, end: int, busy: int) -> bool:
                 late = transfer_at(m.transfers, piece.expert).late_at >= first
                 number_at(m.stall_late if late else m.stall_demand, call).n += m.now - since
             slot.used = 1
-            busy += piece.cost + m.alone_ns
+            busy += piece.wait
     if busy:
         advance(m, m.now + busy)
     return True
@@ -315,6 +317,7 @@ def _present_first(m: Any, first: int, size: int) -> None:
 def _put(m: Any, place: int, lookup: int) -> None:
     piece = piece_at(m.pieces, place)
     piece.expert, piece.cost = number_at(m.expert, lookup).n, number_at(m.expert_ns, lookup).n
+    piece.wait = number_at(m.waits_ns, lookup).n
 
 
 # -- the policy ------------------------------------------------------------------------------------------------------

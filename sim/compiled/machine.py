@@ -83,8 +83,9 @@ POOL = np.dtype(
     ]
 )
 LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
-# An expert of the running call, the time of its kernel, how it stood when its wave began: READY, UNDER_WAY or LACKING.
-PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("stood", np.int64)])
+# An expert of the running call, the time of its kernel if it is there and if it is waited for, and how it stood as its
+# wave began: READY, UNDER_WAY or LACKING.
+PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("wait", np.int64), ("stood", np.int64)])
 READY, UNDER_WAY, LACKING = range(3)
 # Requests first to last and values first_value to last_value are of a moment.
 MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value")])
@@ -95,14 +96,14 @@ NUMBER = np.dtype([("n", np.int64)])
 BYTE = np.dtype([("n", np.uint8)])
 COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
 
-_CALLS = ("offsets", "expert", "expert_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
-_LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host")
+_CALLS = ("offsets", "expert", "expert_ns", "waits_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
+_LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _HOST = ("to_host", "host_alone", "host_shared")
 _ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside",
               "pieces", "moments", "requests", "valued", "table")  # fmt: skip
 _SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring",
              "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
-             "everything_resident", "launch_ns", "alone_ns", "copying_ns")  # fmt: skip
+             "everything_resident", "launch_ns", "waits", "copying_ns")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -181,6 +182,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "stall_late": np.zeros(work.n_calls, np.int64),
         "predict": np.zeros(work.schedule.n_steps, np.int64),
         "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
+        "waited": np.zeros(0 if work.waited_ns is None else work.n_calls, np.int64),
         **_host(work, plan),
         "slots": slots,
         "transfers": _transfers(work),
@@ -205,7 +207,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "chunks": terms.chunks,
         "chained": work.chained,
         "launch_ns": work.launch_ns,
-        "alone_ns": work.alone_ns,
+        "waits": work.waited_ns is not None,
         "copying_ns": work.copying_ns,
         "critical": plan.prediction.critical,
         "prompt_ns": plan.prediction.prompt_ns,
@@ -232,7 +234,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
 
 def _calls(work: Workload, rule: int) -> dict[str, np.ndarray]:
     following = work.next_call() if rule == NEXT_USE else np.zeros(0, np.int64)
-    columns = (work.offsets, work.expert, work.expert_ns, following,
+    columns = (work.offsets, work.expert, work.expert_ns, work.waits_ns, following,
                work.layer_ns, work.shared_ns, work.head_ns, work.schedule.phase)  # fmt: skip
     return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_CALLS, columns, strict=True)}
 
