@@ -79,6 +79,7 @@ class Outcome:
             layer_ns=self.layer_ns,
             shared_ns=self.shared_ns + self.experts_ns % count,
             expert_ns=(self.experts_ns // count)[work.call],
+            waited_ns=None,
             head_ns=self.head_ns,
         )
 
