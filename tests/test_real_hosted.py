@@ -77,9 +77,13 @@ def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(mo
 
 
 def test_g_18_2_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realrun.loop.STUCK_SECONDS", 0.05)
     over = threading.Event()
-    monkeypatch.setattr("realrun.hosted.run_ffn", lambda *_: over.wait())
+
+    def nothing(*_: Any) -> None:
+        monkeypatch.setattr("realrun.loop.STUCK_SECONDS", 0.05)  # only now: all else takes as long as it takes
+        over.wait()
+
+    monkeypatch.setattr("realrun.hosted.run_ffn", nothing)
     world = real_world(chain([0, 1]), slots=1)
     with staged(world) as (stage, predictions):
         run = real_run(world, on_the_host(), stage, predictions)
