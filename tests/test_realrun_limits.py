@@ -65,8 +65,7 @@ def test_the_report_is_the_simulators_with_a_measured_clock(trace: Path, tmp_pat
     assert report["provenance"]["device"].startswith("CPU")
     assert any("warmed up" in note for note in report["notes"])
     assert report["tokens"] == 8 and report["tokens_per_s"] > 0
-    spent = report["time_ms"]
-    assert min(spent.values()) >= 0 or spent["other"] > -0.05 * sum(spent.values())
+    assert min(report["time_ms"].values()) >= 0, "its parts are stretches of the run, one after another"
 
 
 def test_several_policies_share_one_store(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
