@@ -1,19 +1,25 @@
-"""Measure a machine and write its profile: what the simulator's ``--hardware`` loads."""
+"""Measure a machine and write its profile: what the simulator's ``--hardware`` loads.
 
+Without the figures of its memory, its arithmetic and its link a machine has no profile. Every other part may be left
+out: what does not fit, or fails, is named under ``details``, and the simulator has a formula or another figure for it.
+"""
+
+import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+from realrun.experts import AT_ONCE
 from realrun.measure.copies import PLACES, SIZES, buffers, copy_times, together
 from realrun.measure.experts import ROWS, FfnTimes, Used, ffn_times, ffns
 from realrun.measure.hosted import host_times
-from realrun.measure.layers import CONTEXTS, PROMPTS, layer_times, layers_of
-from realrun.measure.lookups import TABLES, Costs, Line, Where, lookup_costs
+from realrun.measure.layers import CONTEXTS, PROMPTS, LayerTimes, charged, in_bf16, kind, layer_times, layers_of
+from realrun.measure.lookups import TABLES, Costs, Where, lookup_costs
 from realrun.measure.loop import FIGURES, Loop, loop_times, shrunk
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
@@ -52,7 +58,7 @@ FULL = Effort()
 QUICK = Effort(rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8)
 TINY = Effort(
     copies=(2**14, 2**16, 2**18),
-    rows=(1, 4),
+    rows=(1, 2, 4),
     contexts=(8, 32),
     prompts=(1, 8),
     tables=((50, 64), (200, 64)),
@@ -69,7 +75,7 @@ TINY = Effort(
 
 def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, device: str) -> None:
     """Measure, write ``out``, print what matters. Raises InputError before any work for what cannot be."""
-    keep_apart([], {"--out": out})
+    keep_apart(models or [], {"--out": out})
     specs = [load_model(name) for name in models or builtin_models()]
     machine = Machine(device)
     effort = TINY if not machine.cuda else QUICK if quick else FULL
@@ -92,16 +98,20 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
     profile["gpu"] = _step("memory and arithmetic", lambda: _gpu(machine, effort, source))
     starts = _step("launches", lambda: launches(machine))
     profile["link"], details = _step("copies", lambda: _link(machine, effort, source, facts.get("link", "as found")))
-    blocks = _Blocks(machine, effort, source)
+    parts, blocks = Parts(machine), _Blocks(machine, effort, source)
     if machine.cuda:
-        profile["ffn"] = _step("FFNs", lambda: blocks.ffns(ffns(models)))
-        profile["layer"] = [blocks.layer(model) for model in layers_of(models)]
+        profile["ffn"] = _ffns(parts, blocks, models)
+        profile["layer"] = _layers(parts, blocks, models)
     profile["software"] = _software(starts, blocks, source)
     if machine.cuda:
-        details["loop_us"] = _loops(machine, models, profile, source)
+        details["loop_us"] = _loops(parts, models, profile, source)
+        details["not_charged"] = _not_charged(parts, models, effort)
     hardware = Hardware.from_dict(profile)
-    profile["lookups"], details["lookups"] = _step("look-ups", lambda: _lookups(machine, effort, source, hardware))
-    profile["host"], details["host_us"] = _step("experts on the host", lambda: _host(machine, effort, source))
+    if (found := parts.try_to("look-ups", lambda: _lookups(machine, effort, source, hardware))) is not None:
+        profile["lookups"], details["lookups"] = found
+    if (found := parts.try_to("experts on the host", lambda: _host(machine, effort, source))) is not None:
+        profile["host"], details["host_us"] = found
+    details["left_out"] = parts.left_out
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
     seconds = time.monotonic() - begin
@@ -121,6 +131,37 @@ def _step(what: str, work: Callable[[], _Result]) -> _Result:
     result = work()
     print(f"{what}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     return result
+
+
+class Parts:
+    """Parts that a profile can do without.
+
+    Attributes:
+        left_out: the reason of each that was left out, by name.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.left_out: dict[str, str] = {}
+
+    def try_to(self, what: str, work: Callable[[], _Result]) -> _Result | None:
+        """As `_step`; None if it cannot be done here. Raises InputError if the device does not go on after that."""
+        try:
+            return _step(what, work)
+        except (InputError, RuntimeError, MemoryError) as failed:
+            reason = _first_line(failed)
+        self.left_out[what] = reason
+        print(f"{what}: left out: {reason}", file=sys.stderr, flush=True)
+        gc.collect()  # its memory
+        try:
+            self.machine.synchronize()
+        except RuntimeError as broken:
+            raise InputError(f"{what}: {reason}; the device does not go on: {_first_line(broken)}") from None
+        return None
+
+
+def _first_line(failed: BaseException) -> str:
+    return next(iter(str(failed).splitlines()), type(failed).__name__)
 
 
 def _gpu(machine: Machine, effort: Effort, source: str) -> Table:
@@ -144,7 +185,8 @@ def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Tab
     memory = buffers(machine, effort.copies, effort.places)
     there = copy_times(machine, "h2d", memory, effort.copies)
     back = copy_times(machine, "d2h", memory, effort.copies)
-    pageable = copy_times(machine, "h2d", memory, effort.copies, pinned=False)
+    slow_there = copy_times(machine, "h2d", memory, effort.copies, pinned=False)
+    slow_back = copy_times(machine, "d2h", memory, effort.copies, pinned=False)
     del memory
     shared = together(machine, effort.together)
     link = {
@@ -152,12 +194,14 @@ def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Tab
         "h2d": curve(there.alone, f"pinned host to device, one alone; {source}"),
         "queued": curve(there.queued, f"pinned host to device, one in a row; {source}"),
         "d2h": curve(back.alone, f"device to pinned host, one alone; {source}"),
-        "pageable": curve(pageable.alone, f"host to device from memory that is not pinned; {source}"),
+        "pageable": curve(slow_there.alone, f"host to device from memory that is not pinned; {source}"),
     }
     details = {
         "copies_us": {
             "h2d": spread(there.alone), "h2d_queued": spread(there.queued), "d2h": spread(back.alone),
-            "d2h_queued": spread(back.queued), "pageable": spread(pageable.alone),
+            "d2h_queued": spread(back.queued), "pageable": spread(slow_there.alone),
+            "pageable_queued": spread(slow_there.queued), "pageable_d2h": spread(slow_back.alone),
+            "pageable_d2h_queued": spread(slow_back.queued),
         },
         "together_gbps": {key: round(value, 2) for key, value in vars(shared).items()},
     }  # fmt: skip
@@ -181,31 +225,82 @@ class _Blocks:
     def _ffn(self, used: Used, times: FfnTimes) -> Table:
         ffn = used.ffn
         self.least_ffn.append(times.charged[min(times.charged)])
-        ways = {"times": times.charged, **times.others}
+        ways = {"times": times.charged, **({"waited": times.waited} if times.waited else {}), **times.others}
         self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = {name: spread(way) for name, way in ways.items()}
         sizes = {"hidden": ffn.hidden, "width": ffn.width, "matrices": ffn.matrices}
         how = {
-            "routed": f"routed experts as a run computes them, {used.model.top_k} at once at one row",
+            "routed": f"routed experts as a run computes them, {used.model.top_k} at once at one row, "
+            f"{AT_ONCE} one after the other at more",
             "shared": "shared experts as a run computes them, launched beforehand",
             "dense": "dense ones as a run computes them",
         }
-        return sizes | curve(times.charged, f"{how[used.use]}, not cached; {self.source}")
+        table: Table = sizes | curve(times.charged, f"{how[used.use]}, not cached; {self.source}")
+        if len(times.waited) > 1:
+            table["waited"] = curve(times.waited, f"one routed expert, launched beforehand, not cached; {self.source}")
+        return table
 
     def layer(self, model: ModelSpec) -> Table:
         """One entry of the profile's ``layer``."""
-        shape = model.attention.shape
-        return _step(f"layer {model.hidden}, {shape}, {model.experts}", lambda: self._layer(model))
-
-    def _layer(self, model: ModelSpec) -> Table:
         times = layer_times(self.machine, model, self.effort.contexts, self.effort.prompts)
         self.least_layer.append(min(times.decode.values(), key=lambda t: t.ns))
-        shape = model.attention.shape
-        parts = {"decode": times.decode, "prefill": times.prefill, "prefill_launched": times.launched}
-        details = {name: spread(each) for name, each in parts.items()}
-        self.details["layer_us"][f"{model.hidden}, {shape}, {model.experts}"] = details
-        sizes = {"hidden": model.hidden, "attention": shape, "experts": model.experts}
+        hidden, shape, experts = kind(model)
+        self.details["layer_us"][f"{hidden}, {shape}, {experts}"] = _layer_spreads(times)
+        sizes = {"hidden": hidden, "attention": shape, "experts": experts}
         source = f"a CUDA graph of one row, a prompt's kernels, launched beforehand, not cached; {self.source}"
         return sizes | {"decode": curve(times.decode, source), "prefill": curve(times.prefill, source)}
+
+
+def _layer_spreads(times: LayerTimes) -> Table:
+    return {
+        "decode": spread(times.decode),
+        "prefill": spread(times.prefill),
+        "prefill_launched": spread(times.launched),
+    }
+
+
+def _ffns(parts: Parts, blocks: _Blocks, models: Iterable[ModelSpec]) -> list[Table]:
+    """The profile's ``ffn``; if all of them together do not fit, one after the other."""
+    found = ffns(models)
+    together = parts.try_to("FFNs", lambda: blocks.ffns(found))
+    if together is not None:
+        return together
+    alone = [parts.try_to(f"FFN {used.ffn.hidden} x {used.ffn.width}", partial(blocks.ffns, [used])) for used in found]
+    return [table for tables in alone for table in tables or []]
+
+
+def _layers(parts: Parts, blocks: _Blocks, models: Iterable[ModelSpec]) -> list[Table]:
+    """The profile's ``layer``."""
+    every = layers_of(filter(charged, models))
+    tables = [parts.try_to(f"layer {_of(model)}", partial(blocks.layer, model)) for model in every]
+    return [table for table in tables if table is not None]
+
+
+def _not_charged(parts: Parts, models: Iterable[ModelSpec], effort: Effort) -> Table:
+    """Times, in bf16, of the dimensions of models that the simulator has its formula for; for a person.
+
+    Their experts are not stored in bf16, or their layers have windows or an encoder, or other weights.
+    """
+    models = list(models)
+    known_ffns, known_layers = {used.ffn for used in ffns(models)}, {kind(model) for model in models if charged(model)}
+    ffn_us, layer_us = Table(), Table()
+    for used in ffns(map(in_bf16, models)):
+        if used.ffn not in known_ffns:
+            what = f"{used.ffn.hidden} x {used.ffn.width}, {used.use}, {used.model.name}"
+            taken = parts.try_to(f"FFN {what} as bf16", partial(ffn_times, parts.machine, [used], effort.rows))
+            if taken is not None:
+                ffn_us[what] = spread(taken[used.ffn].charged)
+    for model in layers_of(map(in_bf16, models)):
+        if kind(model) not in known_layers:
+            what = f"{_of(model)}, {model.name}"
+            some = effort.contexts[::2], effort.prompts[::2]
+            times = parts.try_to(f"layer {what} as bf16", partial(layer_times, parts.machine, model, *some))
+            if times is not None:
+                layer_us[what] = _layer_spreads(times)
+    return {"ffn_us": ffn_us, "layer_us": layer_us}
+
+
+def _of(model: ModelSpec) -> str:
+    return ", ".join(map(str, kind(model)))
 
 
 def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:
@@ -222,21 +317,23 @@ def _software(starts: Launches, blocks: _Blocks, source: str) -> Table:
     }
 
 
-def _loops(machine: Machine, models: Sequence[ModelSpec], profile: Table, source: str) -> Table:
+def _loops(parts: Parts, models: Iterable[ModelSpec], profile: Table, source: str) -> Table:
     """Add the engine's own time to each layer of ``profile``, and their medians to its software; the figures as such.
 
-    What the engine cannot run here, or the device cannot hold, is left out and said.
+    Of several models with the same layers the first one's is added. What the engine cannot run here, or the device
+    cannot hold, is left out and said.
     """
     hardware = Hardware.from_dict(profile)
+    layers = {(table["hidden"], table["attention"], table["experts"]): table for table in profile["layer"]}
     found: dict[str, Loop] = {}
-    for model, layer in zip(layers_of(models), profile["layer"], strict=True):
-        try:
-            loop = _step(f"loop of {model.name}", partial(loop_times, machine, model, hardware))
-        except (InputError, RuntimeError) as reason:
-            print(f"loop of {model.name}: not timed: {str(reason).splitlines()[0]}", file=sys.stderr)
+    for model in models:
+        if not charged(model) or kind(model) not in layers:
             continue
-        found[model.name] = loop
-        layer |= _loop_figures([loop], f"loop of a real run, {model.name}; {source}")
+        loop = parts.try_to(f"loop of {model.name}", partial(loop_times, parts.machine, model, hardware))
+        if loop is not None:
+            found[model.name] = loop
+            figures = _loop_figures([loop], f"loop of a real run, {model.name}; {source}")
+            layers[kind(model)] |= {name: figure for name, figure in figures.items() if name not in layers[kind(model)]}
     if found:
         profile["software"] |= _loop_figures(list(found.values()), f"median of {', '.join(found)}; {source}")
     return {name: {key: round(value, 2) for key, value in asdict(loop).items()} for name, loop in found.items()}
@@ -254,8 +351,8 @@ def _lookups(machine: Machine, effort: Effort, source: str, hardware: Hardware) 
         tables[where] = _costs(costs, element_bytes, source)
         details[where] = {
             "search_us": {way: spread(times) for way, times in costs.searches.items()},
-            "cluster_us": spread(costs.cluster),
-            "network_us": spread(costs.network),
+            "cluster_us": {way: spread(times) for way, times in costs.clusters.items()},
+            "network_us": {way: spread(times) for way, times in costs.networks.items()},
             "answered_us": {what: spread(times) for what, times in costs.answered.items()},
         }
     return tables, details
@@ -264,18 +361,14 @@ def _lookups(machine: Machine, effort: Effort, source: str, hardware: Hardware) 
 def _costs(costs: Costs, element_bytes: int, source: str) -> Table:
     """As ``sim.hardware.Lookups`` has them: bytes a nanosecond are GB/s, FLOP a nanosecond GFLOP/s."""
     search, cluster, network = costs.search_line, costs.cluster_line, costs.network_line
-    most = 1e8  # a rate that no size showed
-
-    def said(what: str, line: Line) -> str:
-        return f"{costs.how[what]}; misses by {line.worst:.0%} at most; {source}"
-
+    most, how = 1e8, costs.how  # a rate that no size showed
     return {
         "element_bytes": element_bytes,
-        "search_us": figure(search.fixed_ns / 1e3, said("search", search)),
-        "iteration_us": figure(cluster.fixed_ns / 1e3, said("iteration", cluster)),
-        "network_us": figure(network.fixed_ns / 1e3, said("network", network)),
-        "gbps": figure(min(most, search.rate), f"slope of the search over bytes; {source}"),
-        "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs; {source}"),
+        "search_us": figure(search.fixed_ns / 1e3, f"{how['search']}; {source}"),
+        "iteration_us": figure(cluster.fixed_ns / 1e3, f"{how['iteration']}; {source}"),
+        "network_us": figure(network.fixed_ns / 1e3, f"{how['network']}; {source}"),
+        "gbps": figure(min(most, search.rate), f"slope of the search over bytes, {how['search']}; {source}"),
+        "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs, {how['iteration']}; {source}"),
     }
 
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
+import torch
 
 from realrun.__main__ import main
-from realrun.calibrate import TINY, _Blocks, _loops, calibrate
+from realrun.calibrate import TINY, Parts, _Blocks, _ffns, _layers, _loops, _not_charged, _software, calibrate
 from realrun.measure.copies import buffers, copy_times
 from realrun.measure.experts import Ffn, ffn_times, ffns
-from realrun.measure.layers import layer_times, layers_of
-from realrun.measure.lookups import Line
+from realrun.measure.layers import charged, in_bf16, kind, layer_times, layers_of
+from realrun.measure.lines import Line, doubt
 from realrun.measure.loop import FIGURES, Loop, loop_times, without_loop
 from realrun.measure.machine import Machine, Timing
+from realrun.measure.products import launches
 from realrun.profile import curve, to_toml
 from sim.cost import Costs, along
 from sim.hardware import Curve, Figure, Hardware
-from sim.model import builtin_models, load_model
+from sim.model import ModelSpec, builtin_models, load_model
 from sim.software import Software
 from tests.realworlds import TINY_MOE
 from traces.errors import InputError
@@ -79,6 +82,38 @@ def test_no_rate_goes_beyond_what_the_place_reaches(points: list[tuple[float, fl
     assert 0 < line.rate <= most * (1 + 1e-9) and line.fixed_ns >= 0
     if Line.through(points).rate <= most:
         assert line == Line.through(points)
+
+
+def timings(*samples: list[float]) -> list[Timing]:
+    return [Timing.of(each) for each in samples]
+
+
+@given(
+    st.floats(0, 1e6), st.floats(0.01, 1e3),
+    st.lists(st.integers(10**7, 10**9), min_size=2, max_size=6, unique=True), st.floats(1, 1.9),
+)  # fmt: skip
+def test_steady_times_along_a_line_are_trusted(fixed: float, rate: float, work: list[int], more: float) -> None:
+    points = [(size, fixed + size / rate) for size in sorted(work)]
+    ns = [ns for _, ns in points]
+    steady = timings(*([time, time, time * more] for time in ns))
+    assert doubt(Line.through(points), ns, steady, rises=False) == ""
+    assert bool(doubt(Line.through(points), ns, steady, rises=True)) == (ns[-1] < 1.5 * ns[0])
+
+
+@pytest.mark.parametrize(
+    ("ms", "says"),
+    [
+        ([7.9973, 7.9983, 8.0036, 12.075, 11.667], "more took no longer"),  # as an H200's host once gave
+        ([1, 2, 1.2, 8, 16], "more took less time"),
+        ([1, 2, 4, 8, 40], "no line fits"),
+    ],
+)
+def test_what_cannot_be_trusted_says_so(ms: list[float], says: str) -> None:
+    ns, work = [one * 1e6 for one in ms], [1, 2, 4, 8, 16]
+    line = Line.through(list(zip(work, ns, strict=True)))
+    assert says in doubt(line, ns, timings(*([time] for time in ns)), rises=True)
+    erratic = timings(*([time, 3 * time, 3 * time, 3 * time] for time in ns[:3]), *([time] for time in ns[3:]))
+    assert "half of the runs" in doubt(line, ns, erratic, rises=False)
 
 
 def test_timings_are_medians_within_their_spread() -> None:
@@ -150,8 +185,34 @@ def test_every_built_in_model_has_its_ffns_and_layers() -> None:
     assert found[Ffn(2048, 5632, 3)].use == "shared"
     assert found[Ffn(2048, 10944, 3)].use == "dense"
     assert not any(used.use == "routed" and used.model.name == "deepseek-v3" for used in found.values())
-    layers = {(m.hidden, m.attention.shape, m.experts) for m in layers_of(models)}
-    assert (4096, "GQA 32/8/128", 8) in layers and len(layers) == len(layers_of(models))
+    layers = {kind(m) for m in layers_of(filter(charged, models))}
+    assert (4096, "GQA 32/8/128", 8) in layers and not any(hidden == 2880 for hidden, _, _ in layers)
+    timed = found.keys() | {used.ffn for used in ffns(map(in_bf16, models))}
+    for model in models:
+        widths = {model.expert_ffn, model.shared_ffn, model.dense_ffn if model.routed_layers < model.layers else 0}
+        assert {Ffn(model.hidden, width, model.expert_matrices) for width in widths if width} <= timed
+    assert {kind(m) for m in layers_of(map(in_bf16, models))} == {kind(m) for m in models}
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b", "deepseek-v3", "kimi-k2"])
+def test_curves_of_models_that_are_not_in_bf16_would_not_be_charged(name: str) -> None:
+    """Nor are they: they lie under details. But a curve's dimensions may be those of another model of the profile."""
+    model, machine = load_model(name), Hardware.load("h200")
+    bf16 = in_bf16(model)
+    points = {"source": "seen", "points": [[1, 1], [2, 2]]}
+    taken = [{"hidden": u.ffn.hidden, "width": u.ffn.width, "matrices": u.ffn.matrices} | points for u in ffns([bf16])]
+    layer = {"hidden": model.hidden, "attention": model.attention.shape, "experts": model.experts}
+    tables = machine.model_dump()
+    more = Hardware.from_dict(
+        tables
+        | {"ffn": tables["ffn"] + taken, "layer": [*tables["layer"], layer | {"decode": points, "prefill": points}]}
+    )
+    rows = [1, 7, 300]
+    before, after = Costs(model, machine), Costs(model, more)
+    assert after.expert_ns(rows).tolist() == before.expert_ns(rows).tolist()
+    assert after.shared_ns(rows).tolist() == before.shared_ns(rows).tolist()
+    assert after.layer_ns(rows, [64, 9, 300]).tolist() == before.layer_ns(rows, [64, 9, 300]).tolist()
+    assert Costs(bf16, more).expert_ns(1) == 1
 
 
 def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
@@ -159,6 +220,7 @@ def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
     found = ffn_times(machine, ffns([TINY_MOE]), (1, 4))
     assert set(found) == {Ffn(64, 32, 3), Ffn(64, 48, 3)}
     assert all(set(times.charged) == {1, 4} for times in found.values())
+    assert set(found[Ffn(64, 32, 3)].waited) == {4} and not found[Ffn(64, 48, 3)].waited
     assert set(found[Ffn(64, 32, 3)].others) == {"eager", "graph", "one_alone"}
     assert set(found[Ffn(64, 48, 3)].others) == {"eager", "graph", "launched"}
     times = layer_times(machine, TINY_MOE, (8, 16), (1, 8))
@@ -196,15 +258,20 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
         loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)
 
 
-def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str) -> None:
+def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypatch) -> None:
+    monkeypatch.setattr("realrun.calibrate.loop_times", partial(loop_times, calls=9))
     machine, tables = Machine("cpu", 3), tomllib.loads(profile)
-    blocks = _Blocks(machine, TINY, "seen")
-    tables["ffn"] = blocks.ffns(ffns([TINY_MOE]))
-    tables["layer"] = [blocks.layer(TINY_MOE)]
-    details = _loops(machine, [TINY_MOE], tables, "seen")
+    parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
+    tables["ffn"] = _ffns(parts, blocks, [TINY_MOE])
+    tables["layer"] = _layers(parts, blocks, [TINY_MOE])
+    details = _loops(parts, [TINY_MOE], tables, "seen")
+    assert not parts.left_out
     found, costs = Hardware.from_dict(tables), Costs(TINY_MOE, Hardware.from_dict(tables))
     assert details.keys() == {TINY_MOE.name}
     assert costs.expert_ns(1) == found.ffn[0].points[0][1]
+    waits = costs.waited_ns(np.array([1, 2, 4]), np.zeros(3, np.int64))
+    assert waits is not None and waits[1:].tolist() == [ns for _, ns in found.ffn[0].waited.points]
+    assert waits[0] == costs.expert_ns(1) + costs.alone_ns
     assert found.layer[0].copying_us == found.software.copying_us.model_copy(
         update={"source": found.layer[0].copying_us.source}
     )
@@ -244,7 +311,104 @@ def test_copies_move_every_byte() -> None:
     times = copy_times(machine, "h2d", buffers(machine, (64, 256), (2**14, 2**15)), (64, 256))
     assert set(times.alone) == set(times.queued) == {64, 256}
     memory = buffers(machine, (64, 256), (0, 0))
-    assert not copy_times(machine, "d2h", memory, (64, 256), pinned=False).queued
+    slow = [copy_times(machine, direction, memory, (64, 256), pinned=False) for direction in ("h2d", "d2h")]
+    assert all(set(times.alone) == set(times.queued) == {64, 256} for times in slow)
+    memory.device.fill_(1)
+    memory.pageable.copy_(torch.arange(256))
+    copy_times(machine, "d2h", memory, (64, 256), pinned=False)
+    assert (memory.pageable == 1).all() and (memory.pinned == 7).all()
+
+
+FP8 = replace(TINY_MOE, name="fp8", hidden=96, weight_bytes=1, expert_bytes=(96 * 32 * 3,) * 3, shared_ffn=32)
+
+
+def test_models_that_are_not_charged_are_timed_by_the_side() -> None:
+    """In bf16, under details: what the simulator charges is that of the others alone."""
+    machine = Machine("cpu", 3)
+    parts, blocks, models = Parts(machine), _Blocks(machine, TINY, "seen"), [TINY_MOE, FP8]
+    assert {table["hidden"] for table in _ffns(parts, blocks, models)} == {TINY_MOE.hidden}
+    assert {table["hidden"] for table in _layers(parts, blocks, models)} == {TINY_MOE.hidden}
+    floors = _software(launches(machine), blocks, "seen")
+    by_the_side = _not_charged(parts, models, TINY)
+    assert list(by_the_side["ffn_us"]) == ["96 x 32, routed, fp8"]
+    assert list(by_the_side["layer_us"]) == [f"96, {TINY_MOE.attention.shape}, {TINY_MOE.experts}, fp8"]
+    assert set(by_the_side["ffn_us"]["96 x 32, routed, fp8"]) == set(map(str, TINY.rows))
+    again = _software(launches(machine), blocks, "seen")
+    assert again["expert_floor_us"] == floors["expert_floor_us"] and not parts.left_out
+    assert _not_charged(parts, [TINY_MOE], TINY) == {"ffn_us": {}, "layer_us": {}}
+
+
+def test_a_part_that_fails_is_left_out_by_name(monkeypatch, capsys) -> None:
+    """The profile has the rest, and loads."""
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    def too_large(*_: object) -> None:
+        raise InputError("an expert of 8 bytes\nis too large")
+
+    monkeypatch.setattr("realrun.calibrate.lookup_costs", refuse)
+    monkeypatch.setattr("realrun.calibrate.host_times", too_large)
+    text = calibrate(Machine("cpu"), [], TINY, "here")
+    machine = Hardware.parse(text, "here")
+    left_out = {"look-ups": "MemoryError", "experts on the host": "an expert of 8 bytes"}
+    assert machine.details["left_out"] == left_out
+    assert machine.lookups is None and machine.host is None and machine.link_measured
+    assert "experts on the host: left out: an expert of 8 bytes\n" in capsys.readouterr().err
+
+
+def test_of_what_does_not_fit_together_all_that_fits_alone_is_timed(monkeypatch) -> None:
+    machine, real = Machine("cpu", 3), ffn_times
+
+    def small_ones(machine: Machine, useds: list, rows: object) -> dict:
+        if len(useds) > 1 or useds[0].ffn.width > 32:
+            raise RuntimeError("out of memory")
+        return real(machine, useds, rows)
+
+    monkeypatch.setattr("realrun.calibrate.ffn_times", small_ones)
+    monkeypatch.setattr("realrun.calibrate.layer_times", lambda *_: small_ones(machine, [None, None], ()))
+    parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
+    assert [table["width"] for table in _ffns(parts, blocks, [TINY_MOE])] == [32]
+    assert _layers(parts, blocks, [TINY_MOE]) == []
+    layer = f"layer 64, {TINY_MOE.attention.shape}, {TINY_MOE.experts}"
+    assert parts.left_out == dict.fromkeys(["FFNs", "FFN 64 x 48", layer], "out of memory")
+
+
+def test_a_device_that_does_not_go_on_ends_it_in_one_line(monkeypatch) -> None:
+    machine = Machine("cpu", 3)
+
+    def fail() -> None:
+        raise RuntimeError("illegal memory access\nmore")
+
+    monkeypatch.setattr(machine, "synchronize", fail)
+    with pytest.raises(InputError, match="look-ups: illegal memory access; the device does not go on: illegal"):
+        Parts(machine).try_to("look-ups", fail)
+    with pytest.raises(KeyboardInterrupt):
+        Parts(machine).try_to("look-ups", interrupt)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_of_two_models_with_the_same_layers_the_first_ones_loop_is_charged(profile: str, monkeypatch) -> None:
+    figures = {"first": 10.0, "second": 20.0, "third": 60.0}
+
+    def fake(machine: Machine, model: ModelSpec, hardware: Hardware) -> Loop:
+        if model.name == "none":
+            raise InputError("too much to time")
+        return loop(figures[model.name], 0.0)
+
+    monkeypatch.setattr("realrun.calibrate.loop_times", fake)
+    curves = {"source": "seen", "points": [[1, 1000], [2, 2000]]}
+    layer = {"hidden": 64, "attention": TINY_MOE.attention.shape, "experts": TINY_MOE.experts}
+    tables = tomllib.loads(profile) | {"layer": [layer | {"decode": curves, "prefill": curves}]}
+    parts = Parts(Machine("cpu", 3))
+    models = [FP8, *(replace(TINY_MOE, name=name) for name in ("none", *figures))]
+    details = _loops(parts, models, tables, "seen")
+    assert list(details) == list(figures) and parts.left_out == {"loop of none": "too much to time"}
+    assert tables["layer"][0]["launch_us"]["value"] == 10 and "first" in tables["layer"][0]["launch_us"]["source"]
+    assert tables["software"]["launch_us"]["value"] == 20
 
 
 def test_one_line_where_nothing_can_be_measured(tmp_path, capsys, monkeypatch) -> None:

@@ -13,16 +13,19 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device import open_device
-from realrun.measure.loop import MOST_BYTES, SPARE_SLOTS, kept, random_scene, shrunk, useless
+from realrun.measure.layers import charged
+from realrun.measure.loop import MOST_BYTES, SPARE_SLOTS, fitting, kept, random_scene, shrunk, useless
 from realrun.measure.machine import BURSTS, Machine, bursts
+from realrun.measure.threads import REST_SECONDS, Way, by_threads, host_times, rest
 from realrun.predicting import Predictions
 from realrun.replay import execute, open_rig
 from sim.engines import execute as simulate
 from sim.hardware import Hardware
 from sim.log import REUSE_HIT
-from sim.model import ModelSpec, load_model
+from sim.model import ModelSpec, builtin_models, load_model
 from sim.software import Software
 from tests.realworlds import TINY_MOE
+from traces.errors import InputError
 
 
 @given(st.integers(1, 100))
@@ -110,7 +113,7 @@ def test_experts_that_nobody_needs_keep_the_link_busy_and_change_nothing_else(mo
 def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) -> None:
     """In simulated time, with the sizes of true models."""
     model = shrunk(load_model(name))
-    there = min(model.experts - 1, MOST_BYTES // (model.expert_bytes[0] * model.routed_layers))
+    there = fitting(model, MOST_BYTES, None)
     slots = there * model.routed_layers + SPARE_SLOTS
     here = random_scene(model, Hardware.load("h200"), 24, there, slots * model.expert_bytes[0])
     log = simulate(here.work, replace(kept(here, there), requests=useless(here, there)), here.budget).log
@@ -118,6 +121,85 @@ def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) ->
     moved = log.counters.prefetch_bytes[1] / ((log.finish[-1] - prompt) / 1e9)
     assert log.found[int(here.work.offsets[here.work.n_layers]) :].max() == REUSE_HIT
     assert moved > 0.9 * here.hardware.link_bytes_per_s
+
+
+@pytest.mark.parametrize("name", [name for name in builtin_models() if charged(load_model(name))])
+def test_every_model_with_measured_layers_has_a_loop_of_its_own_on_an_h200(name: str) -> None:
+    whole = load_model(name)
+    model = replace(shrunk(whole), vocab=whole.vocab)
+    assert model.top_k <= fitting(model, MOST_BYTES, 139 * 2**30) == fitting(model, MOST_BYTES, None) < model.experts
+
+
+@given(st.sampled_from([name for name in builtin_models() if charged(load_model(name))]), st.integers(0, 2**38))
+def test_what_the_loop_keeps_fits_what_is_free(name: str, free: int) -> None:
+    whole = load_model(name)
+    model = replace(shrunk(whole), vocab=whole.vocab)
+    size = model.expert_bytes[0]
+    try:
+        there = fitting(model, MOST_BYTES, free)
+    except InputError as refused:
+        least = size * (model.top_k * model.routed_layers + SPARE_SLOTS)
+        assert "too much to time" in str(refused) and free < least + model.resident_bytes + 2**31
+    else:
+        taken = there * model.routed_layers * size
+        assert taken <= MOST_BYTES and taken + SPARE_SLOTS * size + model.resident_bytes <= free
+        assert there >= model.top_k
+
+
+def test_each_librarys_way_has_its_turn_by_itself(monkeypatch) -> None:
+    seen: list[tuple[str, int, int]] = []
+    machine = Machine("cpu", 10)
+    before = torch.get_num_threads()
+    monkeypatch.setattr("realrun.measure.threads.rest", lambda: seen.append(("rest", 0, 0)))
+
+    def work(name: str) -> dict[int, list]:
+        return {size: [partial(note, name, size, i) for i in range(3)] for size in (1, 2)}
+
+    def note(name: str, size: int, i: int) -> None:
+        seen.append((name, size, i))
+        assert torch.get_num_threads() == (1 if name == "one thread" else before)
+
+    one = Way("one thread", work("one thread"), partial(torch.set_num_threads, 1))
+    own = Way("own", work("own"), partial(torch.set_num_threads, before))
+    times = host_times(machine, [own, one])
+    assert torch.get_num_threads() == before
+    assert all(timing.runs == 10 for way in times.values() for timing in way.values())
+    assert [name for name, _ in itertools.groupby(name for name, _, _ in seen)] == (
+        ["rest", "own", "rest", "one thread"] * BURSTS
+    )
+    inputs = [i for name, size, i in seen if (name, size) == ("own", 1)]
+    assert inputs == [2, 0, 1, 1, 2, 0, 0, 1, 2, 2, 0, 1, 1, 2, 0], "one to wake up, then on where it was"
+
+
+def test_a_library_is_tried_with_one_thread_half_of_them_and_all() -> None:
+    for most, tried in ((1, [1]), (2, [1, 2]), (16, [1, 8, 16])):
+        given: list[int] = []
+        for way in by_threads("torch", given.append, most, {}):
+            way.settle()
+            assert way.name == f"torch, threads: {given[-1]}"
+        assert given == tried
+
+
+@given(st.integers(0, 80))
+def test_whoever_has_its_turn_waits_until_nobody_is_busy(busy: int) -> None:
+    """``busy`` is for how many looks another thread of the process is."""
+    looks: list[float] = []
+
+    class Clock:
+        def perf_counter_ns(self) -> int:
+            return round(1e9 * sum(looks))
+
+        def process_time_ns(self) -> int:
+            return round(1e9 * sum(looks[:busy]))
+
+        def sleep(self, seconds: float) -> None:
+            looks.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realrun.measure.threads.time", Clock())
+        most = round(1 / REST_SECONDS)
+        assert rest(1.0) == (busy < most)
+    assert len(looks) == min(busy + 1, most)
 
 
 @given(

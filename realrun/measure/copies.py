@@ -26,8 +26,8 @@ Direction = Literal["h2d", "d2h"]
 SIZES = tuple(int(mib * 2**20) for mib in (1 / 16, 1 / 4, 1, 4, 16, 64, 176, 352))
 """Bytes; the last two are an expert of Phi-3.5-MoE, near enough, and one of Mixtral."""
 
-ROW = 12
-"""Copies in a row."""
+ROW, SHORT_ROW = 12, 4
+"""Copies in a row, and of those from or to memory that is not pinned: they take long."""
 
 PLACES = (2**32, 24 * 2**30)
 """Bytes of pinned host memory and of the device that copies are spread over: more takes long to pin."""
@@ -59,27 +59,30 @@ def buffers(machine: Machine, sizes: tuple[int, ...] = SIZES, places: tuple[int,
 def copy_times(
     machine: Machine, direction: Direction, memory: Buffers, sizes: tuple[int, ...] = SIZES, pinned: bool = True
 ) -> Copies:
-    """Copies of each of ``sizes`` between host and device, one alone and each of a row of ``ROW``."""
-    host = memory.pinned if pinned else memory.pageable
+    """Copies of each of ``sizes`` between host and device, one alone and each of a row.
+
+    Those of memory that is not ``pinned`` are slow and noisy, and nobody waits for a long series of them: their rows
+    are short, and repeated less.
+    """
+    host, row = (memory.pinned, ROW) if pinned else (memory.pageable, SHORT_ROW)
+    runs = machine.repeats if pinned else machine.repeats // 4
     copies = {
-        size: [_copy(*_ends(host, memory.device, size, direction, place)) for place in range(ROW)] for size in sizes
+        size: [_copy(*_ends(host, memory.device, size, direction, place / row)) for place in range(row)]
+        for size in sizes
     }
-    if not pinned:  # slow and noisy, and nobody waits for a long series of them
-        few = {size: each[:2] for size, each in copies.items()}
-        return Copies(machine.times(few, repeats=max(3, machine.repeats // 4), alone=True), {})
-    alone = machine.times(copies, alone=True)
+    alone = machine.times(copies, repeats=max(3, runs), alone=True)
     rows = {size: [partial(_all, each)] for size, each in copies.items()}
-    together = machine.times(rows, repeats=max(3, machine.repeats // 2), alone=True)
-    return Copies(alone, {size: _one_of(row, alone[size]) for size, row in together.items()})
+    together = machine.times(rows, repeats=max(3, runs // 2), alone=True)
+    return Copies(alone, {size: _one_of(row, all_of_it, alone[size]) for size, all_of_it in together.items()})
 
 
 def _ends(
-    host: Any, device: Any, size: int, direction: Direction, place: int = 0
+    host: Any, device: Any, size: int, direction: Direction, place: float = 0.0
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Source and target of a copy; places lie evenly over each memory, as far as it goes."""
+    """Source and target of a copy; ``place``, from 0 up to 1, is where in each memory, as far as it goes."""
 
     def at(memory: Any) -> Any:
-        begin = (memory.numel() - size) * place // ROW // 4096 * 4096
+        begin = int((memory.numel() - size) * place) // 4096 * 4096
         return memory[begin : begin + size]
 
     return (at(host), at(device)) if direction == "h2d" else (at(device), at(host))
@@ -94,9 +97,9 @@ def _all(copies: list[Callable[[], None]]) -> None:
         copy()
 
 
-def _one_of(row: Timing, alone: Timing) -> Timing:
-    """What one copy adds to ``row``."""
-    low, middle, high = (max(1, round((ns - alone.ns) / (ROW - 1))) for ns in (row.low, row.ns, row.high))
+def _one_of(count: int, row: Timing, alone: Timing) -> Timing:
+    """What one of ``count`` copies adds to their ``row``."""
+    low, middle, high = (max(1, round((ns - alone.ns) / (count - 1))) for ns in (row.low, row.ns, row.high))
     return Timing(middle, low, high, row.runs)
 
 

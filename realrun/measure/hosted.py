@@ -15,6 +15,7 @@ from realrun.layers import Step
 from realrun.loop import PAUSE_SECONDS, undisturbed
 from realrun.measure.copies import Traffic
 from realrun.measure.machine import Machine, Timing, bursts, the_torch
+from realrun.measure.threads import rest
 from sim.model import ModelSpec
 
 STORED = 4
@@ -77,6 +78,7 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) 
     traffic = Traffic(machine, device, size)
     calls = [list(range(first, first + step.top_k)) for first in range(0, STORED - step.top_k + 1, step.top_k)]
     samples: dict[bool, list[float]] = {False: [], True: []}
+    rest()
     for runs in bursts(max(3, machine.repeats // 2)):
         for busy, found in samples.items():
             for run in range(1 + runs):  # the first one warms up

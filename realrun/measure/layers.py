@@ -29,14 +29,43 @@ class LayerTimes:
     """Of a prompt whose layers follow each other as fast as they can be launched."""
 
 
+Kind = tuple[int, str, int]
+"""What a layer's times are charged by: hidden size, attention in words, experts."""
+
+
+def kind(model: ModelSpec) -> Kind:
+    """Of the routed layers of ``model``."""
+    return model.hidden, model.attention.shape, model.experts
+
+
+def charged(model: ModelSpec) -> bool:
+    """Whether ``sim.cost`` charges measured times for the layers of ``model``: of bf16 without a window or encoder."""
+    bf16 = model.weight_bytes == 2 == model.embedding_bytes
+    return bf16 and not any(model.windows) and not model.cross_attention and not model.encoder_layers
+
+
 def layers_of(models: Iterable[ModelSpec]) -> list[ModelSpec]:
-    """One model for each distinct routed layer; those that ``sim.cost`` takes the formula for are left out."""
-    found: dict[tuple[object, ...], ModelSpec] = {}
+    """One model for each distinct routed layer."""
+    found: dict[Kind, ModelSpec] = {}
     for model in models:
-        bf16 = model.weight_bytes == 2 == model.embedding_bytes
-        if bf16 and not any(model.windows) and not model.cross_attention and not model.encoder_layers:
-            found.setdefault((model.hidden, model.attention.shape, model.experts), model)
+        found.setdefault(kind(model), model)
     return list(found.values())
+
+
+def in_bf16(model: ModelSpec) -> ModelSpec:
+    """A model of the dimensions of ``model`` in bf16, its layers all alike: no windows, no encoder.
+
+    For times of models that the simulator charges by formula.
+    """
+    return replace(
+        model,
+        expert_bytes=(2 * model.expert_parameters,) * model.routed_layers,
+        windows=(0,) * model.layers,
+        weight_bytes=2,
+        embedding_bytes=2,
+        encoder_layers=0,
+        cross_attention=False,
+    )
 
 
 def layer_times(

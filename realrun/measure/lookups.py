@@ -1,24 +1,31 @@
 """What predictors cost: searching a table, clustering a prompt, a small net; on the GPU and on the host.
 
-Each is timed at several sizes and reduced to the two numbers that the simulator charges by: a fixed time, and a rate
-for the bytes that are read (search, net) or the products that are taken (clustering). Both come from a least-squares
-line through the relative times, so that small sizes count as much as large ones.
+Each is timed at several sizes and reduced to the two numbers that the simulator charges by (`realrun.measure.lines`): a
+fixed time, and a rate for the bytes that are read (search, net) or the products that are taken (clustering).
 
 On the GPU a search and a net cost the whole trip, as a run makes it (`realrun.measure.trips`), and while copies keep
 the link busy, since predictors that prefetch do so. Iterations of clustering follow one another and need no answer: the
 search after the last one brings it.
+
+On the host each library has its turn by itself (`realrun.measure.threads`), torch and FAISS with one thread, half of
+them and all. Whatever has the least median is charged, with the 10th percentile of its times: others who share the
+processors only ever add. Tables and nets are used in turn, so that none is found in a cache of either place.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import numpy as np
 
 from realrun.lookup import Fused, eager
-from realrun.measure.machine import Key, Machine, Timing, Work
-from realrun.measure.trips import trips
+from realrun.measure.lines import Line, doubt
+from realrun.measure.machine import Machine, Timing, Work
+from realrun.measure.threads import Way, by_threads, host_times, torch_ways
+from realrun.measure.trips import Shape, trips
 from sim.hardware import Hardware
 
 Where = Literal["gpu", "host"]
@@ -30,51 +37,31 @@ PROMPTS = ((64, 2048), (256, 4096), (1024, 4096))
 """Rows and dimensions of prompts that are clustered around `CENTRES` centres."""
 CENTRES = 8
 NEAREST = 8
+HOST_BYTES = 2**29
+"""What tables and nets on the host that are used in turn cover: more than its caches hold."""
+MOST_INPUTS = 24
+"""Of tables or nets that are used in turn."""
 
-
-@dataclass(frozen=True)
-class Line:
-    """``fixed_ns + work / rate``, work in bytes or FLOP, rate in the same a nanosecond; the worst relative miss."""
-
-    fixed_ns: float
-    rate: float
-    worst: float
-
-    @staticmethod
-    def through(points: Sequence[tuple[float, float]], most: float = math.inf) -> "Line":
-        """The line through (work, ns) points that misses least in relative terms.
-
-        Neither number is below 0, and the rate is at most ``most``: sizes that hardly differ in time say nothing of it.
-        """
-        work, ns = np.array(points, float).T
-        # Dividing by the time makes each residual relative.
-        (fixed, slope), *_ = np.linalg.lstsq(np.stack([1 / ns, work / ns], 1), np.ones(len(ns)), rcond=None)
-        if slope <= 0:  # no size matters yet: launches are all
-            fixed, slope = float(ns.max()), 0.0
-        elif fixed < 0:
-            fixed, slope = 0.0, float(np.mean(ns / work))
-        if slope * most < 1:
-            slope = 1 / most
-            fixed = max(0.0, float(np.sum((ns - slope * work) / ns**2) / np.sum(1 / ns**2)))
-        missed = np.abs((fixed + slope * work) / ns - 1)
-        return Line(float(fixed), float(1 / max(slope, 1e-9)), float(missed.max()))
+Ways = dict[str, dict[Shape, Timing]]
+"""Times by way and size."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """One place: each timing by its size, in words, and the lines through those that are charged."""
+    """One place: each timing by way and size, in words, and the lines through those that are charged."""
 
     searches: dict[str, dict[str, Timing]]
-    """Every way of searching, one search after the other."""
-    cluster: dict[str, Timing]
-    network: dict[str, Timing]
+    """One search after the other."""
+    clusters: dict[str, dict[str, Timing]]
+    networks: dict[str, dict[str, Timing]]
     answered: dict[str, dict[str, Timing]]
     """Whole trips to the GPU and back, by what is answered and whether the link is idle or busy; none on the host."""
     search_line: Line
     cluster_line: Line
     network_line: Line
     how: dict[str, str]
-    """What is charged for ``search``, ``iteration`` and ``network``, in words."""
+    """What is charged for ``search``, ``iteration`` and ``network``, by how much the line misses it, and whether it is
+    not to be trusted, in words."""
 
 
 def lookup_costs(
@@ -82,61 +69,98 @@ def lookup_costs(
 ) -> Costs:
     """Time all three at every size, on the device of ``machine`` or on its host.
 
-    ``hardware`` says what the GPU reaches at all. On the host the fastest way of searching is charged, taken over all
-    sizes together.
+    ``hardware`` says what the GPU reaches at all. On the host the way of each that is quickest over all sizes together
+    is charged. Raises MemoryError if the host has no room for the tables.
     """
-    most = (hardware.memory_bytes_per_s / 1e9, hardware.flops_per_s / 1e9) if where == "gpu" else (math.inf, math.inf)
-    searches = search_times(machine, where, tables)
-    fastest = min(searches, key=lambda way: sum(np.log(timing.ns) for timing in searches[way].values()))
-    cluster = _times(machine, where, {shape: [_clustering(machine, where, *shape)] for shape in PROMPTS})
-    network = _times(machine, where, {net: _network(machine, where, *net) for net in NETS})
-    search, net, how, answered = searches[fastest], network, {"search": fastest, "network": "torch"}, {}
-    if where == "gpu":
+    on_gpu = where == "gpu"
+    most = (hardware.memory_bytes_per_s / 1e9, hardware.flops_per_s / 1e9) if on_gpu else (math.inf, math.inf)
+    searches, clusters, networks = (_gpu_ways if on_gpu else _host_ways)(machine, tables)
+    takes = attrgetter("ns" if on_gpu else "low")
+    search, cluster, net = (_quickest(ways) for ways in (searches, clusters, networks))
+    charged = {"search": searches[search], "iteration": clusters[cluster], "network": networks[net]}
+    how = {"search": search, "iteration": f"{cluster}, one after the other", "network": net}
+    answered = {}
+    if on_gpu:
         idle, busy = trips(machine, hardware, tables, NETS)
-        search, net = busy.searches, busy.nets
-        trip = "from launch to answer, copies on the link"
-        how = {"search": f"one, {trip}", "network": f"one, {trip}"}
+        charged |= {"search": busy.searches, "network": busy.nets}
+        how |= dict.fromkeys(("search", "network"), "one, from launch to answer, copies on the link")
         answered = {
             f"{what}, link {link}": {_words(size): timing for size, timing in times.items()}
             for link, found in (("idle", idle), ("busy", busy))
             for what, times in (("search", found.searches), ("network", found.nets))
         }
-    element = 2 if where == "gpu" else 4
+    element = 2 if on_gpu else 4
+    work: dict[str, Callable[..., float]] = {
+        "search": lambda entries, dims: entries * dims * element,
+        "iteration": lambda rows, dims: 2.0 * rows * dims * (CENTRES + 1),
+        "network": lambda inner, hidden, out: (inner + out) * hidden * element,
+    }
+    lines: dict[str, Line] = {}
+    for what, limit in zip(work, (*most, math.inf), strict=True):
+        rising = sorted(((work[what](*size), timing) for size, timing in charged[what].items()), key=itemgetter(0))
+        points = [(amount, takes(timing)) for amount, timing in rising]
+        line = lines[what] = Line.through(points, limit)
+        doubts = doubt(line, [ns for _, ns in points], [timing for _, timing in rising], rises=not on_gpu)
+        how[what] += "" if on_gpu else ", 10th percentile"
+        how[what] += f"; misses by {line.worst:.0%} at most" + "; " * bool(doubts) + doubts
     return Costs(
-        {way: {_words(size): timing for size, timing in times.items()} for way, times in searches.items()},
-        {f"{_words(shape)}, {CENTRES} centres, an iteration": timing for shape, timing in cluster.items()},
-        {_words(size): timing for size, timing in network.items()},
-        answered,
-        Line.through([(entries * dims * element, timing.ns) for (entries, dims), timing in search.items()], most[0]),
-        Line.through([(2.0 * n * dims * (CENTRES + 1), timing.ns) for (n, dims), timing in cluster.items()], most[1]),
-        Line.through([((a * b + b * c) * element, timing.ns) for (a, b, c), timing in net.items()]),
-        how | {"iteration": "torch, one after the other"},
-    )
+        _in_words(searches), _in_words(clusters, f", {CENTRES} centres, an iteration"), _in_words(networks), answered,
+        lines["search"], lines["iteration"], lines["network"], how,
+    )  # fmt: skip
 
 
-def _words(size: tuple[int, ...]) -> str:
+def _quickest(ways: Ways) -> str:
+    """The way that takes least over all sizes together, as a rule and not at its best: threads may be in their way."""
+    return min(ways, key=lambda way: sum(math.log(timing.ns) for timing in ways[way].values()))
+
+
+def _in_words(ways: Mapping[str, Mapping[Shape, Timing]], more: str = "") -> dict[str, dict[str, Timing]]:
+    return {way: {_words(size) + more: timing for size, timing in times.items()} for way, times in ways.items()}
+
+
+def _words(size: Shape) -> str:
     """A table or a prompt is rows x dimensions, a net input - hidden layer - output."""
     return (" x " if len(size) == 2 else " - ").join(map(str, size))
 
 
-def _times(machine: Machine, where: Where, work: Mapping[Key, Work]) -> dict[Key, Timing]:
-    if where == "gpu":
-        return machine.times(work)
-    return machine.times_host({key: each[0] for key, each in work.items()})
-
-
-def search_times(
-    machine: Machine, where: Where, tables: Sequence[tuple[int, int]] = TABLES
-) -> dict[str, dict[tuple[int, int], Timing]]:
-    """Every way of searching the nearest of one table, by name, at every size (entries, dimensions)."""
-    work: dict[tuple[str, tuple[int, int]], Work] = {}
+def _gpu_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways, Ways, Ways]:
+    """Searches, iterations of clustering and nets on the device."""
+    torch, work = machine.torch, dict[tuple[str, Shape], Work]()
     for shape in tables:
-        searches = _gpu_searches(machine, *shape) if where == "gpu" else _host_searches(machine, *shape)
-        work |= {(name, shape): each for name, each in searches.items()}
-    ways: dict[str, dict[tuple[int, int], Timing]] = {}
-    for (name, shape), taken in _times(machine, where, work).items():
-        ways.setdefault(name, {})[shape] = taken
-    return ways
+        work |= {(name, shape): each for name, each in _gpu_searches(machine, *shape).items()}
+    searches: Ways = {}
+    for (name, size), taken in machine.times(work).items():
+        searches.setdefault(name, {})[size] = taken
+    cluster: dict[Shape, Work] = {
+        shape: [_clustering(torch, machine.device, torch.bfloat16, *shape)] for shape in PROMPTS
+    }
+    nets: dict[Shape, Work] = {net: _gpu_network(machine, *net) for net in NETS}
+    return searches, {"torch": machine.times(cluster)}, {"torch, CUDA graph": machine.times(nets)}
+
+
+def _host_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways, Ways, Ways]:
+    """The same on the host, every library by itself."""
+    torch = machine.torch
+    most = max(entries * dims for entries, dims in tables)
+    most = max(most, *(hidden * (inner + out) for inner, hidden, out in NETS))
+    pool = _numbers(max(most, HOST_BYTES // 4 if machine.cuda else 0))
+    cluster: dict[Shape, Work] = {shape: [_clustering(torch, "cpu", torch.float32, *shape)] for shape in PROMPTS}
+    nets: dict[Shape, Work] = {net: _host_network(torch, pool, *net) for net in NETS}
+    return (
+        host_times(machine, _host_searches(machine, pool, tables)),
+        host_times(machine, torch_ways(machine, cluster)),
+        host_times(machine, torch_ways(machine, nets)),
+    )
+
+
+def _numbers(count: int) -> np.ndarray:
+    """Random numbers on the host, float32."""
+    return np.resize(np.random.default_rng(0).standard_normal(2**20, dtype=np.float32), count)
+
+
+def _in_turn(pool: np.ndarray, count: int) -> list[np.ndarray]:
+    """As many parts of ``count`` numbers as ``pool`` has, up to `MOST_INPUTS`."""
+    return [pool[i * count : (i + 1) * count] for i in range(min(MOST_INPUTS, len(pool) // count))]
 
 
 def _gpu_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[Callable[[], Any]]]:
@@ -156,35 +180,38 @@ def _gpu_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[C
     return ways
 
 
-def _host_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[Callable[[], Any]]]:
+def _host_searches(machine: Machine, pool: np.ndarray, tables: Sequence[tuple[int, int]]) -> list[Way[Shape]]:
+    """Every library's way of searching tables that are parts of ``pool``."""
     torch = machine.torch
-    table = np.random.default_rng(0).standard_normal((entries, dims), dtype=np.float32)
-    query = table[entries // 2].copy()
-    tensor, vector = torch.from_numpy(table), torch.from_numpy(query)
 
-    def numpy() -> Any:
-        scores = table @ query
+    def ways(search: Callable[[np.ndarray], Any]) -> dict[Shape, Work]:
+        return {
+            (entries, dims): [partial(search, part.reshape(entries, dims)) for part in _in_turn(pool, entries * dims)]
+            for entries, dims in tables
+        }
+
+    def by_numpy(table: np.ndarray) -> Any:
+        scores = table @ table[0]
         return np.argpartition(scores, -NEAREST)[-NEAREST:]
 
-    ways: dict[str, list[Callable[[], Any]]] = {
-        "numpy": [numpy],
-        "torch": [lambda: torch.mv(tensor, vector).topk(NEAREST)],
-    }
+    def by_torch(table: np.ndarray) -> Any:
+        tensor = torch.from_numpy(table)
+        return torch.mv(tensor, tensor[0]).topk(NEAREST)
+
+    found = [Way("NumPy", ways(by_numpy)), *torch_ways(machine, ways(by_torch))]
     try:
         import faiss
     except ModuleNotFoundError:
-        return ways
-    index = faiss.IndexFlatIP(dims)
-    index.add(table)
-    ways["FAISS"] = [lambda: index.search(query[None], NEAREST)]
-    return ways
+        return found
+
+    def by_faiss(table: np.ndarray) -> Any:
+        return faiss.knn(table[:1], table, NEAREST, metric=faiss.METRIC_INNER_PRODUCT)
+
+    return [*found, *by_threads("FAISS", faiss.omp_set_num_threads, faiss.omp_get_max_threads(), ways(by_faiss))]
 
 
-def _clustering(machine: Machine, where: Where, rows: int, dims: int) -> Callable[[], Any]:
+def _clustering(torch: Any, device: Any, kind: Any, rows: int, dims: int) -> Callable[[], Any]:
     """One iteration of k-means (Lloyd): the nearest centre of every row, then the mean of each centre's rows."""
-    torch = machine.torch
-    device = machine.device if where == "gpu" else "cpu"
-    kind = torch.bfloat16 if where == "gpu" else torch.float32
     points = torch.randn(rows, dims, device=device, dtype=kind)
     centres = torch.randn(CENTRES, dims, device=device, dtype=kind)
     ones = torch.ones(rows, device=device, dtype=kind)
@@ -198,20 +225,24 @@ def _clustering(machine: Machine, where: Where, rows: int, dims: int) -> Callabl
     return iteration
 
 
-def _network(machine: Machine, where: Where, inner: int, hidden: int, out: int) -> list[Callable[[], Any]]:
-    """A two-layer net on one row; on the GPU as a CUDA graph, which a fixed shape allows."""
-    torch = machine.torch
-    device = machine.device if where == "gpu" else "cpu"
-    kind = torch.bfloat16 if where == "gpu" else torch.float32
-    linear, relu = torch.nn.functional.linear, torch.relu
-    row = torch.randn(1, inner, device=device, dtype=kind)
+def _gpu_network(machine: Machine, inner: int, hidden: int, out: int) -> Work:
+    """A two-layer net on one row as a CUDA graph, which a fixed shape allows."""
+    row = machine.random(1, inner)
+    count = min(16, machine.copies(2 * hidden * (inner + out)))
+    nets = [(machine.random(hidden, inner), machine.random(out, hidden)) for _ in range(count)]
+    return [machine.graph(partial(_forward, machine.torch, row, *net)) for net in nets]
 
-    def net() -> Callable[[], Any]:
-        first = torch.randn(hidden, inner, device=device, dtype=kind)
-        second = torch.randn(out, hidden, device=device, dtype=kind)
-        return lambda: linear(relu(linear(row, first)), second)
 
-    if where == "host":
-        return [net()]
-    size = 2 * hidden * (inner + out)
-    return [machine.graph(net()) for _ in range(min(16, machine.copies(size)))]
+def _host_network(torch: Any, pool: np.ndarray, inner: int, hidden: int, out: int) -> Work:
+    """The same on the host, weights parts of ``pool``."""
+    row, first = torch.ones(1, inner), hidden * inner
+    parts = [torch.from_numpy(part) for part in _in_turn(pool, first + hidden * out)]
+    return [
+        partial(_forward, torch, row, part[:first].view(hidden, inner), part[first:].view(out, hidden))
+        for part in parts
+    ]
+
+
+def _forward(torch: Any, row: Any, first: Any, second: Any) -> Any:
+    linear = torch.nn.functional.linear
+    return linear(torch.relu(linear(row, first)), second)

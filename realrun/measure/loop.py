@@ -38,8 +38,11 @@ from traces.trace import DECODE, PREFILL, Trace
 
 FIGURES = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
 """What comes of the runs, as ``sim.hardware.Software`` has it."""
-MOST_BYTES = 24 * 2**30
-"""Of experts that are resident at once."""
+MOST_BYTES = 28 * 2**30
+"""Of experts that are resident at once: room for the 8 of a token in each of the 94 layers of Qwen3-235B (26.4 GiB),
+the most that a built-in model needs whose loop can be timed."""
+SPARE_BYTES = 2**30
+"""Of the device, for graphs, kernels' workspaces and tables."""
 SPARE_SLOTS = 8
 """For prefetches, beside the experts that are needed: about twice as many as are under way or wait for their call."""
 LOAD = 1.15
@@ -92,21 +95,20 @@ def loop_times(
 ) -> Loop:  # fmt: skip
     """Decode tokens in the three ways, with as many experts of each layer of ``model`` as ``most_bytes`` hold.
 
-    ``hardware`` says what kernels are charged; what it says of the loop is left out. Host memory holds two experts that
-    stand for all. Of ``rounds`` the one that took least counts: whatever disturbs only ever adds. Raises InputError for
-    experts that the engine cannot run or the device cannot hold.
+    On a device with less free memory, as many as fit beside everything else of the model. ``hardware`` says what
+    kernels are charged; what it says of the loop is left out. Host memory holds two experts that stand for all. Of
+    ``rounds`` the one that took least counts: whatever disturbs only ever adds. Raises InputError for experts that the
+    engine cannot run or the device cannot hold.
     """
-    size = expert_size(model)
-    there = min(model.experts - 1, most_bytes // (size * model.routed_layers))
-    if there < model.top_k:
-        raise InputError(f"{model.name}: {model.experts} experts of {size:,} bytes are too much to time")
     bare, deep = without_loop(hardware), replace(shrunk(model), vocab=model.vocab)
-    slots, steps = there * deep.routed_layers + SPARE_SLOTS, max(3, calls // deep.routed_layers)
+    size, steps = expert_size(deep), max(3, calls // deep.routed_layers)
     with open_rig(deep, str(machine.device), shared=2) as rig:
+        there = fitting(deep, most_bytes, rig.device.free_bytes())
+        slots = there * deep.routed_layers + SPARE_SLOTS
         here = random_scene(deep, bare, steps, there, slots * size)
         stay = kept(here, there)
         loaded = replace(stay, requests=useless(here, there))
-        fetched = random_scene(deep, bare, max(2, steps // 8), deep.experts, 2 * deep.top_k * size)
+        fetched = random_scene(deep, bare, max(2, steps // 8), deep.experts, 2 * deep.top_k * size, prompt=1)
         three = ((here, stay), (here, loaded), (fetched, Plan(keep=False)))
         runs = [[execute(scene, plan, rig) for scene, plan in three] for _ in range(rounds)]
     resident = min(_left_us(outcome, here.work) for outcome, _, _ in runs)
@@ -122,6 +124,25 @@ def loop_times(
         link_busy=busy,
         top_k=deep.top_k,
     )
+
+
+def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
+    """How many experts of each layer of ``model`` fit ``most_bytes``, and ``free`` bytes beside the rest of it.
+
+    One is left out at least, to be prefetched. Raises InputError if a token's do not fit, or experts are not in bf16.
+    """
+    size = expert_size(model)
+    have = most_bytes
+    if free is not None:
+        have = min(have, free - model.resident_bytes - SPARE_BYTES - SPARE_SLOTS * size)
+    there = min(model.experts - 1, have // (size * model.routed_layers))
+    if there < model.top_k:
+        need = model.top_k * model.routed_layers * size
+        raise InputError(
+            f"{model.top_k} experts of each of {model.routed_layers} layers, {need / 2**30:.1f} GiB, are too much to "
+            f"time: {max(0, have) / 2**30:.1f} GiB may be used"
+        )
+    return there
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
@@ -183,7 +204,7 @@ def _alone_us(outcome: Outcome, work: Workload) -> float:
 def _handover_us(outcome: Outcome, here: Scene, alone_us: float) -> float:
     """The median over decode's calls of how much longer than simulated they waited, an expert."""
     calls, count = _decode_calls(here.work)
-    work = replace(here.work, alone_ns=round(alone_us * 1e3))
+    work = replace(here.work, waited_ns=here.work.expert_ns + round(alone_us * 1e3))
     simulated = simulate(work, Plan(keep=False), here.budget).log
     longer = outcome.log.stall_demand + outcome.log.stall_late - simulated.stall_demand - simulated.stall_late
     return max(0.0, float(np.median(longer[calls] / count)) / 1e3)
@@ -214,13 +235,16 @@ def shrunk(model: ModelSpec, layers: int | None = None) -> ModelSpec:
     )
 
 
-def random_scene(model: ModelSpec, hardware: Hardware, steps: int, experts: int, budget: int, seed: int = 0) -> Scene:
+def random_scene(
+    model: ModelSpec, hardware: Hardware, steps: int, experts: int, budget: int, seed: int = 0,
+    prompt: int | None = None,
+) -> Scene:  # fmt: skip
     """One sequence: a prompt that takes each of a layer's first ``experts``, then ``steps`` that draw of them.
 
-    ``budget`` bytes are for experts.
+    ``budget`` bytes are for experts. A ``prompt`` of fewer rows takes fewer of them.
     """
     draw, top_k, layers = np.random.default_rng(seed), model.top_k, model.routed_layers
-    prompt = ceil(experts / top_k)
+    prompt = prompt or ceil(experts / top_k)
     rows = prompt + steps
     all_of_them = np.arange(prompt * top_k).reshape(prompt, 1, top_k) % experts
     drawn = draw.random((steps, layers, experts)).argsort(2)[:, :, :top_k]

@@ -162,17 +162,6 @@ class Machine:
                 return seconds
             seconds *= 2
 
-    def times_host(self, work: Mapping[Key, Callable[[], Any]], repeats: int | None = None) -> dict[Key, Timing]:
-        """Time of each of ``work`` by the host's clock, which must have its result when it returns, in bursts."""
-        samples: dict[Key, list[float]] = {key: [] for key in work}
-        for number, size in enumerate(bursts(repeats or self.repeats)):
-            for key, each in work.items():
-                for _ in range(1 if number else 3):
-                    each()
-                self.synchronize()
-                samples[key] += [_host_ns(each) for _ in range(size)]
-        return {key: Timing.of(found) for key, found in samples.items()}
-
     def _event_pair(self) -> tuple[Any, Any]:
         event = self.torch.cuda.Event
         return event(enable_timing=True), event(enable_timing=True)

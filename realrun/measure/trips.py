@@ -20,6 +20,9 @@ from realrun.predicting import Predictions
 from sim.hardware import Hardware
 from sim.software import Software
 
+Shape = tuple[int, ...]
+"""Of a table or of a net."""
+
 Begin = Callable[[], Event]
 """Launches something whose end is the event, with the answer in host memory."""
 
@@ -31,8 +34,8 @@ LEAD_IN = 2
 class Trips:
     """Times of trips, by tables (entries, dimensions) and by nets (input, hidden layer, output)."""
 
-    searches: dict[tuple[int, int], Timing]
-    nets: dict[tuple[int, int, int], Timing]
+    searches: dict[Shape, Timing]
+    nets: dict[Shape, Timing]
 
 
 def trips(
