@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 
 from realrun.faults import RunError, SlotFault
 from sim.replay import DEFAULT_CACHE, code_version
@@ -27,6 +27,15 @@ app = App(
     help_on_error=False,
 )
 
+
+def _named(kind: object, tokens: Sequence[Token]) -> Path:
+    """A path as written; the name of nothing, which a shell makes of an unset variable, is not this folder."""
+    if not tokens[0].value:
+        raise ValueError("''; expected a name")
+    return Path(tokens[0].value)
+
+
+Output = Annotated[Path, Parameter(converter=_named)]
 Device = Annotated[str, Parameter(help="where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
 Scale = Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")]
 Shared = Annotated[
@@ -40,7 +49,7 @@ HostMemory = Annotated[
 @app.command
 def calibrate(
     *,
-    out: Annotated[Path, Parameter(help="the profile to write, .toml")],
+    out: Annotated[Output, Parameter(help="the profile to write, .toml")],
     model: Annotated[
         list[str] | None,
         Parameter(
@@ -68,7 +77,7 @@ def calibrate(
 @app.command
 def lookup(
     *,
-    json: Annotated[Path | None, Parameter(help="write all times here as well")] = None,
+    json: Annotated[Output | None, Parameter(help="write all times here as well")] = None,
     device: Device = "cuda",
 ) -> None:
     """Look up in DoMoE's two tables in every way there is, check each against float64 and print how long it takes.
@@ -79,9 +88,9 @@ def lookup(
     python -m realrun lookup
     ```
     """
-    from realrun.measure.tables import lookup_command
+    from realrun.commands import lookup_command
 
-    lookup_command(json, device)
+    lookup_command(json, device, _typed())
 
 
 @app.command
@@ -162,7 +171,7 @@ def validate(
     cache: Annotated[
         list[str], Parameter(consume_multiple=True, negative=(), help="cache sizes: 25%, 64 (slots), 16GiB")
     ] = [DEFAULT_CACHE],  # noqa: B006 (never changed)
-    folder: Annotated[Path, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
+    folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
     hardware: Annotated[
         str | None, Parameter(help="the profile to simulate with; default: this machine is measured first")
     ] = None,
@@ -204,7 +213,7 @@ def validate(
         trace, policies, cache, folder, hardware, software, model, profile, split, steps, scale, shared,
         host_bytes_of(host_memory), device, check, baseline, quick, seconds,
     )  # fmt: skip
-    validate_command(asked, sys.argv[1:])
+    validate_command(asked, _typed())
 
 
 @app.command
@@ -213,7 +222,7 @@ def resimulate(
     trace: Annotated[Path, Parameter(help="the trace that it was made of, .npz")],
     /,
     *,
-    folder: Annotated[Path, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
+    folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
     hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
     """Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
@@ -226,7 +235,7 @@ def resimulate(
     """
     from realrun.resimulate import resimulate_command
 
-    resimulate_command(validation, trace, folder, hardware, shlex.join(["python", "-m", "realrun", *sys.argv[1:]]))
+    resimulate_command(validation, trace, folder, hardware, _typed())
 
 
 @app.command
@@ -236,7 +245,7 @@ def baseline(
     against: Annotated[
         Path | None, Parameter(help="validation.json of this machine: its measured runs are what ratios are taken to")
     ] = None,
-    json: Annotated[Path | None, Parameter(help="write all figures here")] = None,
+    json: Annotated[Output | None, Parameter(help="write all figures here")] = None,
     device: Device = "cuda",
 ) -> None:
     """Time a layer of a decoded token as people run it today: accelerate's CPU offload, plain pageable copies.
@@ -250,13 +259,13 @@ def baseline(
     """
     from realrun.baselines import baseline_command
 
-    baseline_command(model, device, against, json)
+    baseline_command(model, device, against, json, _typed())
 
 
 @app.command
 def generate(
     *,
-    model: Annotated[Path, Parameter(help="a checkpoint's folder, or its name on the Hugging Face hub")],
+    model: Annotated[str, Parameter(help="a checkpoint's folder, or its name on the Hugging Face hub")],
     prompt: Annotated[str, Parameter(help="what the model goes on from")],
     policy: Annotated[
         str, Parameter(help="a policy that needs no future; with parameters: name,key=value,...")
@@ -304,6 +313,11 @@ def generate(
             json,
         )
     )  # fmt: skip
+
+
+def _typed() -> str:
+    """The command line, for records of what it measured."""
+    return shlex.join(["python", "-m", "realrun", *sys.argv[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -107,8 +107,9 @@ PREFILL_PARTS = ("prefill compute and loop", "prefill stall demand", "prefill st
 class Summary:
     """The targets, over all pairs of a table."""
 
-    throughput_worst: float
-    throughput_mean: float
+    throughput_worst: float | None
+    throughput_mean: float | None
+    """None where no run decoded a token."""
     shares_worst: float
     """Hits, late, misses: the largest difference, as a share of look-ups."""
     parts_worst: float
@@ -130,19 +131,20 @@ def matters(row: Row, rows: list[Row]) -> bool:
 
 def summarise(rows: list[Row]) -> Summary:
     """The worst and mean errors; raises ValueError without rows."""
-    throughput = [abs(row.error) for row in rows if row.component == "throughput" and row.error is not None]
+    pairs = [row for row in rows if row.component == "throughput"]
+    throughput = [abs(row.error) for row in pairs if row.error is not None]
     shares = [abs(row.error) for row in rows if row.unit == "share" and row.error is not None]
     ttft = [abs(row.error) for row in rows if row.component == "TTFT mean" and row.error is not None]
-    if not throughput:
+    if not pairs:
         raise ValueError("no pair of runs to summarise")
     return Summary(
-        max(throughput),
-        sum(throughput) / len(throughput),
+        max(throughput, default=None),
+        sum(throughput) / len(throughput) if throughput else None,
         max(shares, default=0.0),
         *_worst(rows, PARTS),
         max(ttft, default=0.0),
         *_worst(rows, PREFILL_PARTS),
-        len(throughput),
+        len(pairs),
     )
 
 

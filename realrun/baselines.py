@@ -18,10 +18,12 @@ from typing import Any
 from realrun.experts import expert_size
 from realrun.measure.experts import Ffn, plain_ffn, weights_of
 from realrun.measure.machine import Machine
+from realrun.record import made_by
 from sim.model import ModelSpec, load_model
+from sim.output import written
 from traces.decoding import new_cache
 from traces.errors import InputError
-from traces.files import atomic_path, keep_apart
+from traces.files import keep_apart
 
 LAYERS = 2
 TOKENS = 3
@@ -45,14 +47,19 @@ def baselines(machine: Machine, model: ModelSpec, reports: Sequence[dict[str, An
             found[name] = way()
         except (InputError, ModuleNotFoundError, RuntimeError) as reason:
             left_out[name] = str(reason).splitlines()[0]
-    ours = {
+    ours = _ours(reports, model)
+    best = min(ours, key=lambda name: ours[name]) if ours else None
+    ratios = {name: f"{ms:.2f} ms a layer{_against(ms, ours, best)}" for name, ms in found.items()}
+    return {"ms": found | ours, "ratios": ratios | left_out, "left_out": left_out}
+
+
+def _ours(reports: Sequence[dict[str, Any]], model: ModelSpec) -> dict[str, float]:
+    """Milliseconds of a layer in the measured runs."""
+    return {
         f"{r['policy']} at {r['cache']}": r["measured"]["tpot_ms"]["mean"] / model.routed_layers
         for r in reports
         if r["measured"]["tpot_ms"]["mean"]
     }
-    best = min(ours, key=lambda name: ours[name]) if ours else None
-    ratios = {name: f"{ms:.2f} ms a layer{_against(ms, ours, best)}" for name, ms in found.items()}
-    return {"ms": found | ours, "ratios": ratios | left_out, "left_out": left_out}
 
 
 def _against(ms: float, ours: dict[str, float], best: str | None) -> str:
@@ -140,28 +147,35 @@ def pageable_ms(machine: Machine, model: ModelSpec, calls: int = CALLS) -> float
     return median(samples[2:])
 
 
-def baseline_command(name: str, device: str, against: Path | None, out: Path | None) -> None:
+def baseline_command(name: str, device: str, against: Path | None, out: Path | None, command: str) -> None:
     """Measure and print all of them for the model called ``name``, write ``out`` as JSON.
 
-    ``against`` is the ``validation.json`` of runs of that model on this machine. Raises InputError.
+    ``against`` is the ``validation.json`` of runs of that model on this machine, ``command`` what a person typed.
+    Raises InputError.
     """
-    keep_apart([against], {"--json": out})
+    keep_apart([name, against], {"--json": out})
     model, machine = load_model(name), Machine(device)
-    found = baselines(machine, model, [] if against is None else _reports(against, model))
-    for way, line in found["ratios"].items():
-        print(f"{way}: {line}")
-    if out is not None:
-        with atomic_path(out) as part:
-            part.write_text(json.dumps(found | {"machine": machine.describe()}, indent=1) + "\n", encoding="utf-8")
+    reports, facts = ([], None) if against is None else _runs(against, model)
+    with written(None if out is None else str(out)) as write:
+        found = baselines(machine, model, reports)
+        for way, line in found["ratios"].items():
+            print(f"{way}: {line}")
+        made = {"command": command, "provenance": {"model": model.name, **made_by(machine)}, "against": facts}
+        write(made | found)
 
 
-def _reports(path: Path, model: ModelSpec) -> list[dict[str, Any]]:
-    """The reports of a validation. Raises InputError for another file, or one of another model."""
+def _runs(path: Path, model: ModelSpec) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The reports of a validation, and what it says of itself: its profile, machine and code.
+
+    Raises InputError for another file, or one of another model.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        reports, of = data["reports"], data["provenance"]["model"]
-    except (ValueError, KeyError, TypeError):
+        reports, of = list(data["reports"]), data["provenance"]["model"]
+        facts = {"command": data.get("command"), "provenance": data["provenance"]}
+        _ours(reports, model)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path}: expected the validation.json that validate writes") from None
     if of != model.name:
         raise InputError(f"{path}: runs of {of}; expected {model.name}")
-    return list(reports)
+    return reports, facts

@@ -1,8 +1,8 @@
-"""The commands ``replay`` and ``generate``: from what a person typed to a report on the terminal and in a file."""
+"""``replay``, ``generate`` and ``lookup``: from what a person typed to a report on the terminal and in a file."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from realrun.faults import RunError
@@ -104,7 +104,7 @@ def _say(line: str) -> None:
 class Wanted:
     """What a generation is asked for; see the options of ``python -m realrun generate``."""
 
-    model: Path
+    model: str
     prompt: str
     policy: str
     set_: Sequence[str]
@@ -133,7 +133,9 @@ def generate_command(wanted: Wanted) -> None:
     from traces.embeddings import Basis
     from traces.trace import Trace
 
-    keep_apart([*wanted.profile], {"--json": wanted.json})
+    keep_apart([wanted.model or None, *wanted.profile], {"--json": wanted.json})
+    if not wanted.model:
+        raise InputError("--model '': expected a checkpoint's folder, or its name on the hub")
     if wanted.tokens < 1:
         raise InputError(f"--tokens {wanted.tokens}; expected at least 1")
     if wanted.seed < 0:
@@ -146,6 +148,7 @@ def generate_command(wanted: Wanted) -> None:
     )  # fmt: skip
     choice.refuse()
     folder = located(wanted.model)
+    keep_apart([folder], {"--json": wanted.json})
     basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
     choice.refuse_for(skeleton(folder), basis)
     tokenizer = load_tokenizer(folder)
@@ -172,3 +175,31 @@ def generate_command(wanted: Wanted) -> None:
 def printable_lines(text: str) -> str:
     """Text that a model wrote, its lines kept and all else that moves a cursor escaped."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def lookup_command(out: Path | None, device: str, command: str) -> None:
+    """Time every way of looking up in two tables, print them, write ``out`` as JSON. Raises InputError."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from realrun.measure.machine import Machine
+    from realrun.measure.tables import DIMS, ENTRIES, NEAREST, TABLES, ways
+    from realrun.record import made_by
+
+    keep_apart([], {"--json": out})
+    machine = Machine(device)
+    with written(None if out is None else str(out)) as write:
+        found, floor = ways(machine)
+        table = Table(
+            title=f"{TABLES} tables of {ENTRIES:,} x {DIMS:,} bf16, the {NEAREST} nearest of each; "
+            f"{floor / 1e3:.1f} us by bytes at the rate that reading a matrix reaches"
+        )
+        for heading in ("way", "alone us", "in a row us", "over the floor", "largest error"):
+            table.add_column(heading, justify="left" if heading == "way" else "right")
+        for way in found:
+            best = way.row or way.alone
+            row = f"{way.row.ns / 1e3:.1f}" if way.row else "–"
+            table.add_row(way.name, f"{way.alone.ns / 1e3:.1f}", row, f"{best.ns / floor:.2f}", f"{way.wrong:.1e}")
+        Console(width=120).print(table)
+        made = {"command": command, "provenance": made_by(machine)}
+        write(made | {"floor_us": floor / 1e3, "ways": [asdict(way) for way in found]})

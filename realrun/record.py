@@ -1,20 +1,25 @@
 """The files of a validation: every figure as JSON and CSV, the table for a person, a plot of simulated over measured.
 
-All are written anew after each pair of runs, each whole or not at all, so that what an interruption leaves is complete
-as far as it goes.
+Table and data are written anew after each pair of runs, all or none, so that what an interruption leaves is complete as
+far as it goes. The plot is drawn at the end; one of earlier runs goes as soon as there is a pair of these.
 """
 
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from realrun.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
+from realrun.measure.machine import Machine
+from sim.replay import code_version
 from traces.files import atomic_path
 
 HEADINGS = (
@@ -24,7 +29,15 @@ HEADINGS = (
 )  # fmt: skip
 LEAST = 1e-3
 """Of the largest time or rate that a plot shows: less is left out."""
+FILES = ("validation.json", "validation.csv", "validation.md", "validation.png")
+PROFILE = "profile.toml"
+"""What the machine was measured to be, where a validation did so itself."""
 LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
+
+
+def made_by(machine: Machine) -> dict[str, str]:
+    """Machine, date and code, as every record of measurements has them."""
+    return {**machine.describe(), "host_interrupted": machine.interrupted(), "code": code_version()}
 
 
 @dataclass
@@ -44,25 +57,38 @@ class Record:
     """Policies that could not run, and why."""
     baselines: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
+    profile: str = ""
+    """The profile as text where it was measured for these runs."""
 
     def summary(self) -> Summary | None:
         """The targets' figures, None before the first pair."""
         return summarise(self.rows) if self.rows else None
 
     def write(self, folder: Path, plot: bool = False) -> None:
-        """Write ``validation.json``, ``.csv``, ``.md`` and, if asked, ``.png`` into ``folder``."""
+        """Write `FILES` into ``folder``, the last of them if ``plot`` says so; all of one state, or none.
+
+        Before the first pair there is nothing to write, and what lies there of earlier runs stays.
+        """
         summary = self.summary()
+        if summary is None:
+            return
         data = {
             "command": self.command, "complete": self.complete, "provenance": self.provenance,
-            "summary": None if summary is None else asdict(summary),
+            "summary": asdict(summary),
             "components": [asdict(row) | {"error": row.error} for row in self.rows],
             "baselines": self.baselines, "left_out": self.left_out, "reports": self.reports,
         }  # fmt: skip
-        _write(folder / "validation.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
-        _write(folder / "validation.csv", _csv(self.rows))
-        _write(folder / "validation.md", self.markdown())
-        if plot and self.rows:
-            draw(self.rows, folder / "validation.png")
+        texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(self.rows), self.markdown()]
+        named = dict(zip(FILES, texts, strict=False)) | ({PROFILE: self.profile} if self.profile else {})
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as files:
+            for name, text in named.items():
+                part = files.enter_context(atomic_path(folder / name))
+                part.write_text(text, encoding="utf-8", errors="backslashreplace")  # names may hold any bytes
+            if plot:
+                draw(self.rows, files.enter_context(atomic_path(folder / FILES[-1])))
+            else:
+                (folder / FILES[-1]).unlink(missing_ok=True)
 
     def lines(self) -> list[list[str]]:
         """One line of the table for each pair, as text."""
@@ -101,6 +127,13 @@ class Record:
             table.add_row(*line)
         return table
 
+    def show(self) -> None:
+        """Table and verdict on standard output; off a terminal as wide as the table is."""
+        console = Console() if sys.stdout.isatty() else Console(width=200)
+        console.print(self.table())
+        for line in self.verdict():
+            console.print(line, markup=False)
+
     def verdict(self) -> list[str]:
         """The targets' figures in sentences."""
         summary = self.summary()
@@ -108,7 +141,8 @@ class Record:
             return ["no pair of runs was finished"]
         return [
             f"{summary.pairs} pairs of runs{'' if self.complete else ' (interrupted: not all that was asked for)'}",
-            f"throughput: off by {summary.throughput_mean:.1%} on average, {summary.throughput_worst:.1%} at worst",
+            f"throughput: off by {_share(summary.throughput_mean)} on average, "
+            f"{_share(summary.throughput_worst)} at worst",
             f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
             f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
             f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
@@ -121,7 +155,7 @@ class Record:
     def _repeated(self) -> list[str]:
         """How far runs of the same pair were apart, where there were several."""
         runs = [report["measured"]["settings"].get("runs_tokens_per_s", []) for report in self.reports]
-        slower = [1 - min(several) / max(several) for several in runs if len(several) > 1]
+        slower = [1 - min(several) / max(several) for several in runs if len(several) > 1 and all(several)]
         if not slower:
             return []
         return [
@@ -160,6 +194,10 @@ def _percent(value: float | None, sign: str = "") -> str:
     return "–" if value is None else f"{100 * value:{sign}.1f}%"
 
 
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
 def _csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -170,13 +208,8 @@ def _csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as part:
-        part.write_text(text, encoding="utf-8")
-
-
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Throughput, hits and parts of the time: simulated over measured, with the line where they agree.
+    """Throughput, hits and parts of the time as a PNG: simulated over measured, with the line where they agree.
 
     Rates and times have logarithmic axes, which leave out what is next to nothing on either clock.
     """
@@ -206,8 +239,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set(title=title, xlabel="measured", ylabel="simulated")
         axes.legend(fontsize=8)
     figure.tight_layout()
-    with atomic_path(path) as part:
-        figure.savefig(part, format="png", dpi=120)
+    figure.savefig(path, format="png", dpi=120)
     pyplot.close(figure)
 
 

@@ -5,33 +5,31 @@ only where neither the policy nor, for one that weighs costs, the profile has ch
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from realrun.agreement import compare
-from realrun.record import Record
+from realrun.record import FILES, Record
 from realrun.replay import first_steps
 from realrun.validate import link_shares, named, simulate
 from sim.metrics import Report
 from sim.policies import policy_class
-from sim.replay import Scene, code_version, plan_for, scene
+from sim.replay import Scene, bundled_traces, code_version, plan_for, scene
 from traces.errors import InputError
+from traces.files import keep_apart
 
 
 def resimulate_command(source: Path, trace: Path, folder: Path, hardware: str, command: str) -> None:
     """Write ``source`` with what ``hardware`` simulates now into ``folder``; print it. Raises InputError."""
     if folder.resolve() == source.resolve().parent:
         raise InputError(f"-o {folder}: holds {source.name} itself; expected another folder")
+    keep_apart([source, trace, *bundled_traces(), hardware], {}, folders={"-o": (folder, FILES)})
     record = resimulate(source, trace, hardware, command)
-    folder.mkdir(parents=True, exist_ok=True)
     record.write(folder, plot=True)
-    console = Console()
-    console.print(record.table())
-    for line in record.verdict():
-        console.print(line, markup=False)
+    record.show()
 
 
 def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record:
@@ -39,41 +37,52 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
 
     Raises InputError for another file, another trace than it was made of, or a model whose widths were divided.
     """
-    try:
+    with _as_written(source):
         data = json.loads(source.read_text(encoding="utf-8"))
-        was, reports, components = data["provenance"], data["reports"], data["components"]
+        was, reports, components = dict(data["provenance"]), data["reports"], data["components"]
         measured = {(row["policy"], row["cache"], row["component"]): row["measured"] for row in components}
         steps = None if was["decode_steps"] in (None, "None") else int(was["decode_steps"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{source}: expected the validation.json that validate writes") from None
-    learns = any(policy_class(named(report["policy"])[0]).learns for report in reports)
-    first = {"measured with": was["code"], "measured by": data["command"]}  # not if it has been simulated again before
-    provenance = {**first, **was, "code": code_version()}
-    record = Record(command, provenance, complete=data["complete"], left_out=data["left_out"])
-    for report in reports:
-        label, cache = report["policy"], report["cache"]
-        here = scene(
-            trace, model=was["model"], hardware=hardware, software="measured", cache_size=cache, learns=learns
-        )  # fmt: skip
-        if here.trace.sha256 != was["trace_sha256"]:
-            raise InputError(f"{trace}: not the trace of {source}, {was['trace']} of sha256 {was['trace_sha256']}")
+        model, of_trace, sha256 = was["model"], was["trace"], was["trace_sha256"]
+        pairs = [(str(report["policy"]), str(report["cache"]), dict(report["measured"])) for report in reports]
+        first = {"measured with": was["code"], "measured by": data["command"]}  # not if it has been simulated again
+        provenance = {**first, **was, "code": code_version()}
+        record = Record(command, provenance, complete=data["complete"], left_out=list(data["left_out"]))
+    if not pairs:
+        raise InputError(f"{source}: holds no pair of runs; expected one at least")
+    learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
+    for label, cache, then in pairs:
+        here = scene(trace, model=model, hardware=hardware, software="measured", cache_size=cache, learns=learns)
+        if here.trace.sha256 != sha256:
+            raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
         if steps is not None:
             here = first_steps(here, steps)
         name, _, values = named(label)
         plan, parameters = plan_for(here, name, values)
         simulated = simulate(here, plan, name, parameters, values)
-        _add(record, here, label, cache, simulated, report["measured"], measured)
+        with _as_written(source):
+            _add(record, here, label, cache, simulated, then, measured)
     provenance["hardware"] = here.hardware.name
     return record
+
+
+@contextmanager
+def _as_written(source: Path) -> Iterator[None]:
+    """Around whatever reads the record: one that is damaged, or no record, is an InputError."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{source}: expected the validation.json that validate writes") from None
 
 
 def _add(
     record: Record, here: Scene, label: str, cache: str, simulated: Report, then: dict[str, Any], measured: Any
 ) -> None:
     rows = compare(simulated, simulated, cache, label)
-    record.rows += [replace(row, measured=measured[label, cache, row.component]) for row in rows]
+    # What this code compares and that of then did not is without a measured figure.
+    record.rows += [replace(row, measured=measured.get((label, cache, row.component))) for row in rows]
     record.reports.append({"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": then})
     busy = then["settings"]["link_busy_ms"]
     record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
         sum(then["link_bytes"][kind] for kind in ("demand", "prefetch")), sum(then["time_ms"].values()), busy, here
     )
+    record.lines()  # what the files need of it is there

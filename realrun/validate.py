@@ -1,7 +1,7 @@
 """Policies x cache sizes, simulated and measured on one machine: how far the simulator is off, part by part."""
 
-import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -9,26 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from realrun.agreement import compare
 from realrun.baselines import baselines
 from realrun.calibrate import FULL, QUICK, TINY, calibrate
 from realrun.measure.machine import Machine
-from realrun.record import Record
+from realrun.record import FILES, PROFILE, Record, made_by
 from realrun.replay import Rig, first_steps, interruptible, open_rig, run, scaled, with_model
 from sim.engines import execute
 from sim.hardware import DEFAULT_HARDWARE
 from sim.metrics import Report
-from sim.model import ModelSpec
+from sim.model import ModelSpec, load_model
 from sim.output import values_of
 from sim.plan import Plan
 from sim.policies import policy_class
-from sim.replay import Scene, describe, plan_for, scene
+from sim.replay import Scene, bundled_traces, describe, plan_for, scene
 from sim.software import DEFAULT_SOFTWARE, MEASURED
 from sim.terms import settle
 from traces.errors import InputError
-from traces.files import atomic_path
+from traces.files import keep_apart
+from traces.trace import Trace
 
 MOST_RUNS = 5
 """Of a pair on the device: whatever disturbs only ever adds, so the fastest counts, and all are kept in the record."""
@@ -77,13 +76,10 @@ class Asked:
     seconds: float = 2.0
 
 
-def validate_command(asked: Asked, arguments: Sequence[str]) -> None:
+def validate_command(asked: Asked, command: str) -> None:
     """Validate, print the table and the verdict. Raises InputError, KeyboardInterrupt if it was stopped half-way."""
-    record = validate(asked, shlex.join(["python", "-m", "realrun", *arguments]))
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(record.table())
-    for line in record.verdict():
-        console.print(line, markup=False)
+    record = validate(asked, command)
+    record.show()
     if not record.complete:
         raise KeyboardInterrupt
 
@@ -91,24 +87,26 @@ def validate_command(asked: Asked, arguments: Sequence[str]) -> None:
 def validate(asked: Asked, command: str) -> Record:
     """Run every policy at every cache size both ways; the record, complete unless it was interrupted.
 
-    Files of ``asked.folder`` are brought up to date after every pair. Raises InputError for what cannot be; a policy
-    that this trace or this machine cannot run is left out by name.
+    Files of ``asked.folder`` are brought up to date after every pair; before the first they stay as they are. Raises
+    InputError for what cannot be; a policy that this trace or this machine cannot run is left out by name, and it is an
+    error only if that goes for all.
     """
-    if not asked.seconds >= 0:
-        raise InputError(f"--seconds {asked.seconds}; expected 0 or more")
+    if not 0 <= asked.seconds < float("inf"):
+        raise InputError(f"--seconds {asked.seconds}; expected a time of 0 or more")
+    read = [asked.trace, *(asked.profile or bundled_traces()), asked.model, asked.hardware, asked.software]
+    files = [*FILES, PROFILE] if asked.hardware is None else FILES
+    keep_apart(read, {}, folders={"-o": (asked.folder, files)})
+    import matplotlib  # noqa: F401 (where it is not installed, that is said now)
+
     wanted = [named(entry) for entry in asked.policies]
     names = [name for name, _, _ in wanted]
-    if asked.folder.exists() and not asked.folder.is_dir():
-        raise InputError(f"-o {asked.folder}: is a file; expected a folder")
     machine = Machine(asked.device)
     if asked.hardware is None:  # what is wrong is found before a minute of measuring
         software = DEFAULT_SOFTWARE if asked.software.lower() in MEASURED else asked.software
         _scenes(replace(asked, software=software), DEFAULT_HARDWARE, names)
-        asked.folder.mkdir(parents=True, exist_ok=True)
-    scenes = _scenes(asked, _profile(asked, machine), names)
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    profile, scenes = _measured(asked, machine, names)
     first = next(iter(scenes.values()))
-    record = Record(command, _provenance(first, machine, asked))
+    record = Record(command, _provenance(first, machine, asked), profile=profile)
     with interruptible() as stop:
         with _rig(first.model, asked) as rig:
             pairs = [(cache, entry) for entry in wanted for cache in scenes]
@@ -126,6 +124,8 @@ def validate(asked: Asked, command: str) -> Record:
                 _say(record, number, len(pairs), time.monotonic() - begin)
             else:
                 record.complete = True
+        if record.complete and not record.rows:
+            raise InputError(f"nothing could be run: {'; '.join(record.left_out)}")
         if asked.baseline and record.complete:
             record.baselines = baselines(machine, first.model, record.reports)
     record.write(asked.folder, plot=True)
@@ -138,20 +138,17 @@ def named(entry: str) -> tuple[str, str, dict[str, object]]:
     return policy_class(name).name, entry, values_of(settings, f"--policies {name}:")
 
 
-def _profile(asked: Asked, machine: Machine) -> str:
-    """The profile to simulate with: the one named, or what is measured now, kept in the folder."""
+def _measured(asked: Asked, machine: Machine, policies: Sequence[str]) -> tuple[str, dict[str, Scene]]:
+    """What is replayed at each cache size, and the profile that was measured for it, empty where one was named."""
     if asked.hardware is not None:
-        return asked.hardware
-    from sim.model import load_model
-    from traces.trace import Trace
-
-    path = asked.folder / "profile.toml"
+        return "", _scenes(asked, asked.hardware, policies)
     name = asked.model or Trace.load(asked.trace).meta["model"].get("name", "")
     effort = TINY if not machine.cuda else QUICK if asked.quick else FULL
     text = calibrate(machine, [load_model(name)], effort, "measured")
-    with atomic_path(path) as part:
-        part.write_text(text, encoding="utf-8")
-    return str(path)
+    with tempfile.TemporaryDirectory() as apart:  # what lies in the folder is of earlier runs until there is a pair
+        path = Path(apart) / PROFILE
+        path.write_text(text, encoding="utf-8")
+        return text, _scenes(asked, str(path), policies)
 
 
 def _scenes(asked: Asked, hardware: str, policies: Sequence[str]) -> dict[str, Scene]:
@@ -230,8 +227,6 @@ def link_shares(moved: int, whole_ms: float, busy_ms: float, here: Scene) -> tup
 
 
 def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
-    from sim.replay import code_version
-
     return {
         "trace": Path(here.trace.source).name,
         "trace_sha256": here.trace.sha256,
@@ -239,9 +234,7 @@ def _provenance(here: Scene, machine: Machine, asked: Asked) -> dict[str, Any]:
         "hardware": here.hardware.name,
         "software": here.software.name,
         "decode_steps": asked.steps,
-        **machine.describe(),
-        "host_interrupted": machine.interrupted(),
-        "code": code_version(),
+        **made_by(machine),
     }
 
 

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,15 +18,17 @@ from realrun.__main__ import main
 from realrun.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summarise
 from realrun.baselines import baselines, pageable_ms
 from realrun.measure.machine import Machine
-from realrun.record import Record
+from realrun.record import FILES, Record
 from realrun.replay import first_steps, scaled
 from realrun.resimulate import resimulate_command
 from realrun.validate import MOST_RUNS, Asked, validate
 from sim.model import load_model
-from sim.replay import bundled_traces, plan_for, replay, scene
+from sim.replay import bundled_traces, code_version, plan_for, replay, scene
+from tests.strategies import make_trace
 from traces.errors import InputError
 
 TRACE = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
+H200 = (Path(__file__).parents[1] / "sim/profiles/h200.toml").read_text()
 NUMBER = st.one_of(st.none(), st.floats(0, 1e9))
 
 
@@ -99,6 +102,18 @@ def test_what_takes_no_time_is_not_compared_by_itself() -> None:
     assert summarise([*parts, large, speed]).parts_worst == 1
     with pytest.raises(ValueError, match="no pair"):
         summarise(parts)
+    without = summarise([*parts, replace(speed, simulated=None, measured=None)])  # no token was decoded
+    assert (without.throughput_worst, without.throughput_mean, without.pairs) == (None, None, 1)
+
+
+def test_prompts_alone_are_compared_as_well(tmp_path) -> None:
+    rng = np.random.default_rng(1)
+    routes = rng.permuted(np.tile(np.arange(8), (6, 32, 1)), axis=2)[:, :, :2]
+    make_trace(routes, n_experts=8, phase=[0] * 6, name="mixtral-8x7b").save(tmp_path / "prompts.npz")
+    prompts = asked(tmp_path / "out", trace=tmp_path / "prompts.npz", policies=["lru"], steps=None, seconds=1)
+    record = validate(prompts, "x")
+    assert "throughput: off by – on average, – at worst" in record.verdict()
+    assert json.loads((tmp_path / "out" / FILES[0]).read_text())["summary"]["throughput_worst"] is None
 
 
 def test_demand_only_policies_find_the_same_on_both_clocks(finished: Record) -> None:
@@ -142,6 +157,59 @@ def test_an_interruption_leaves_what_was_finished(tmp_path, monkeypatch) -> None
     assert "interrupted" in (tmp_path / "validation.md").read_text()
 
 
+def test_without_a_finished_pair_what_was_there_stays(tmp_path, monkeypatch) -> None:
+    there = {name: f"earlier {name}" for name in ("profile.toml", *FILES)}
+    for name, text in there.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(realrun.validate, "_both", lambda *_: None)
+    monkeypatch.setattr(realrun.validate, "calibrate", lambda *_: H200)
+    for hardware in ("h200", None):
+        assert not validate(asked(tmp_path, hardware=hardware), "x").complete
+    monkeypatch.setattr(realrun.validate, "_both", cannot)
+    with pytest.raises(InputError, match="nothing could be run: on-demand at 25%: not here; lru at 25%: not here"):
+        validate(asked(tmp_path, hardware=None), "x")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
+
+
+def cannot(*_):
+    raise InputError("not here")
+
+
+def test_with_a_finished_pair_all_that_is_there_is_of_these_runs(tmp_path, monkeypatch) -> None:
+    for name in FILES:
+        (tmp_path / name).write_text(f"earlier {name}")
+    plain, states = realrun.validate._both, []
+
+    def both(*arguments):
+        states.append({path.name for path in tmp_path.iterdir()})
+        return plain(*arguments) if len(states) == 1 else None
+
+    monkeypatch.setattr(realrun.validate, "_both", both)
+    monkeypatch.setattr(realrun.validate, "calibrate", lambda *_: H200)
+    validate(asked(tmp_path, hardware=None), "x")
+    assert states == [set(FILES), {*FILES[:3], "profile.toml"}]
+    assert (tmp_path / "profile.toml").read_text() == H200
+    assert (tmp_path / FILES[3]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_of_a_record_appear_together_or_not_at_all(finished: Record, tmp_path, monkeypatch) -> None:
+    for name in FILES:
+        (tmp_path / name).write_text("earlier")
+
+    def fails(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr("realrun.record.draw", fails)
+    with pytest.raises(OSError, match="no space"):
+        finished.write(tmp_path, plot=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(FILES, "earlier")
+
+
+def test_a_folder_of_any_name_takes_the_files(finished: Record, tmp_path) -> None:
+    replace(finished, command="-o \udcff").write(tmp_path / "\udcff", plot=True)
+    assert "Made by `-o \\udcff`" in (tmp_path / "\udcff" / FILES[2]).read_text("utf-8")
+
+
 def test_a_policy_that_cannot_run_is_left_out_by_name(tmp_path) -> None:
     record = validate(asked(tmp_path, policies=["lru", "popularity"], profile=None, caches=["1", "25%"]), "x")
     assert len(record.left_out) + len(record.reports) == 4
@@ -164,6 +232,7 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
         ["--software", "nobody"],
         ["--seconds", "-1"],
         ["--seconds", "nan"],
+        ["--seconds", "inf"],
     )
     for wrong in wrongs:  # nothing is measured first
         assert main(["validate", str(TRACE), "--policies", "lru", *measured, *wrong]) == 2
@@ -202,16 +271,32 @@ def test_baselines_take_the_runs_of_a_validation(tmp_path, capsys, monkeypatch) 
     monkeypatch.setattr(realrun.baselines, "accelerate_ms", lambda *_: 8.0)
     runs, out = tmp_path / "validation.json", tmp_path / "out.json"
     report = {"policy": "lru", "cache": "25%", "measured": {"tpot_ms": {"mean": 32.0}}}
-    runs.write_text(json.dumps({"provenance": {"model": "mixtral-8x7b"}, "reports": [report]}))
+    made = {"command": "validate it", "provenance": {"model": "mixtral-8x7b", "hardware": "h200"}}
+    runs.write_text(json.dumps(made | {"reports": [report]}))
     small = ["baseline", "--device", "cpu", "--against", str(runs), "--json", str(out)]
     assert main(small) == 0
     assert "accelerate cpu_offload: 8.00 ms a layer; 8.0 times lru at 25% (1.00 ms)" in capsys.readouterr().out
-    assert json.loads(out.read_text())["ms"]["on-demand copies, pageable"] == 3.0
+    told = json.loads(out.read_text())
+    assert told["ms"]["on-demand copies, pageable"] == 3.0
+    assert told["provenance"].keys() >= {
+        "model",
+        "date",
+        "device",
+        "python",
+        "torch",
+        "host",
+        "host_interrupted",
+        "code",
+    }
+    assert told["provenance"]["code"] == code_version() and told["command"].startswith("python -m realrun")
+    assert told["against"] == {"command": "validate it", "provenance": {"model": "mixtral-8x7b", "hardware": "h200"}}
     assert main([*small, "--model", "phi-3.5-moe"]) == 2
     assert "runs of mixtral-8x7b; expected phi-3.5-moe" in capsys.readouterr().err
-    runs.write_text("[]")
-    assert main(small) == 2
-    assert "expected the validation.json that validate writes" in capsys.readouterr().err
+    monkeypatch.setattr(realrun.baselines, "baselines", lambda *_: pytest.fail("something is being measured"))
+    for odd in ([], made, made | {"reports": [{}]}, made | {"reports": [report | {"measured": 3}]}, {"reports": []}):
+        runs.write_text(json.dumps(odd))
+        assert main(small) == 2
+        assert "expected the validation.json that validate writes" in capsys.readouterr().err
 
 
 def test_plans_are_made_once_and_shared(tmp_path, monkeypatch) -> None:
@@ -223,8 +308,9 @@ def test_plans_are_made_once_and_shared(tmp_path, monkeypatch) -> None:
 
 def test_no_pair_at_all_is_said(tmp_path) -> None:
     record = Record("x", {})
+    assert record.verdict() == ["no pair of runs was finished"]
     record.write(tmp_path)
-    assert "no pair of runs" in (tmp_path / "validation.md").read_text()
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InputError):
         validate(asked(tmp_path, steps=0), "x")
 
@@ -251,6 +337,32 @@ def test_pairs_are_simulated_again_against_what_was_measured_then(tmp_path, caps
         for name in mine
     }
     assert mine == {name: report.tokens_per_s for name, report in reports.items()}
+
+
+def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsys) -> None:
+    source = Path(__file__).parents[1] / "docs/results/realrun/mixtral/validation.json"
+    then = json.loads(source.read_text())
+    few = [r for r in then["reports"] if (r["policy"], r["cache"]) == ("lru", "25%")]
+    some = tmp_path / "validation.json"
+    some.write_text(json.dumps(then | {"reports": few}))
+    again = ["resimulate", str(some), str(TRACE), "--hardware", "h200", "-o", str(tmp_path / "again")]
+    assert main(again) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ lru")]
+    assert len(rows) == 1 and 180 < len(rows[0]) <= 200 and "│ 25%" in rows[0]
+    # What is compared now and was not then has no measured figure; what is no record is refused.
+    rest = [row for row in then["components"] if row["component"] != "prefill predict"]
+    some.write_text(json.dumps(then | {"reports": few, "components": rest}))
+    assert main(again) == 0
+    components = json.loads((tmp_path / "again/validation.json").read_text())["components"]
+    assert [row["measured"] for row in components if row["component"] == "prefill predict"] == [None]
+    capsys.readouterr()
+    timeless = few[0] | {"measured": few[0]["measured"] | {"time_ms": 1}}
+    odds = [{"provenance": 3}, {"components": None}]
+    odds += [{"reports": odd} for odd in ([], 3, [{}], [few[0] | {"measured": {}}], [timeless])]
+    for odd in odds:
+        some.write_text(json.dumps(then | odd))
+        assert main(again) == 2
+        assert capsys.readouterr().err.startswith(f"error: {some}: ")
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,11 @@ def capture(
     new_basis = None if basis is None or basis.exists() else basis  # one that exists is read
     domains = dict.fromkeys(domain or [])
     names = [f"{name}{end}" for name in domains for end in (".npz", ".encoder.npz")]
-    one = {"--output": output, "--output, the encoder's:": output.parent / f"{output.stem}.encoder.npz"}
+    files: dict[str, Path | None] = {"--statistics": statistics, "--basis": new_basis}
+    if not several:
+        files |= {"--output": output, "--output, the encoder's:": output.parent / f"{output.stem}.encoder.npz"}
     keep_apart(
-        [model, prompts, corpora, adapter, basis],
-        {"--statistics": statistics, "--basis": new_basis} | ({} if several else one),
-        folders={"--output": (output, names)} if several else {},
+        [model, prompts, corpora, adapter, basis], files, folders={"--output": (output, names)} if several else {}
     )
     standard = Amount() if corpora else Amount(profile_tokens=None, eval_tokens=None, prompt_tokens=4096)
     wanted = {
