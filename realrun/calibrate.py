@@ -28,8 +28,10 @@ from realrun.profile import Table, curve, figure, spread, to_toml
 from sim.hardware import Hardware
 from sim.model import ModelSpec, builtin_models, load_model
 from sim.replay import code_version
+from traces.arrays import shown
 from traces.errors import InputError
 from traces.files import atomic_path, keep_apart
+from traces.words import printable
 
 _Result = TypeVar("_Result")
 
@@ -79,7 +81,7 @@ def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, d
     specs = [load_model(name) for name in models or builtin_models()]
     machine = Machine(device)
     effort = TINY if not machine.cuda else QUICK if quick else FULL
-    text = calibrate(machine, specs, effort, out.stem)
+    text = calibrate(machine, specs, effort, printable(shown(out.stem)))
     with atomic_path(out) as part:
         part.write_text(text, encoding="utf-8")
     _print(Hardware.parse(text, str(out)), out)
@@ -397,4 +399,4 @@ def _print(hardware: Hardware, out: Path) -> None:
     from sim.catalogue import machine_table
 
     Console().print(machine_table(out))
-    print(f"{out}: load it with --hardware {out}", file=sys.stderr)
+    print(printable(f"{out}: load it with --hardware {out}"), file=sys.stderr)

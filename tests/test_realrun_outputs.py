@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.__main__ import main
+from realrun.profile import to_toml
+from sim.hardware import Hardware
 from sim.replay import code_version
 from tests import tiny_moe
 
@@ -129,6 +132,19 @@ def test_a_folder_that_cannot_be_written_is_told_before_any_work(
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
     assert contents(files) == before
+
+
+def test_a_profile_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    h200 = Hardware.load("h200")
+    monkeypatch.setattr("realrun.calibrate.calibrate", lambda machine, specs, effort, name: to_toml({"name": name}, ""))
+    monkeypatch.setattr("realrun.calibrate.Hardware.parse", lambda text, name: h200)
+    monkeypatch.setattr("realrun.calibrate._print", lambda *_: None)
+    for name, kept in (("\udcff", "\ufffd"), ('a"b\nc', 'a"b\\nc')):
+        out = tmp_path / f"{name}.toml"
+        assert main(["calibrate", "--device", "cpu", "--model", "mixtral-8x7b", "--out", str(out)]) == 0
+        assert tomllib.loads(out.read_text("utf-8"))["name"] == kept
 
 
 def test_what_looks_up_says_where_and_by_which_code(
