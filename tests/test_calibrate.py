@@ -13,11 +13,23 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.__main__ import main
-from realrun.calibrate import TINY, Parts, _Blocks, _ffns, _layers, _loops, _not_charged, _software, calibrate
+from realrun.calibrate import (
+    TINY,
+    Parts,
+    _Blocks,
+    _ffns,
+    _layers,
+    _loops,
+    _not_charged,
+    _software,
+    calibrate,
+    calibrate_command,
+)
 from realrun.measure.copies import buffers, copy_times
 from realrun.measure.experts import Ffn, ffn_times, ffns
 from realrun.measure.layers import charged, in_bf16, kind, layer_times, layers_of
 from realrun.measure.lines import Line, doubt
+from realrun.measure.lookups import lookup_costs
 from realrun.measure.loop import FIGURES, Loop, loop_times, without_loop
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.products import launches
@@ -277,6 +289,31 @@ def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypa
     )
     assert costs.copying_ns == pytest.approx(found.layer[0].copying_us.value * 1e3, abs=1)
     to_toml(blocks.details | {"loop_us": details})
+
+
+def test_the_hosts_steady_way_is_charged_what_it_takes_undisturbed(monkeypatch) -> None:
+    """A way that is quicker now and then, but mostly waits for its threads, is not."""
+    sizes = {(100, 10): 1000, (200, 10): 2000}
+    steady = {size: Timing(2 * ns, ns, 3 * ns, 9) for size, ns in sizes.items()}
+    erratic = {size: Timing(8_000_000, ns // 2, 8_000_000, 9) for size, ns in sizes.items()}
+    nets = {
+        (10, 10, 10): Timing(8_000_000, 8_000_000, 8_000_000, 9),
+        (20, 10, 20): Timing(8_000_000, 800, 8_000_000, 9),
+    }
+    ways = {"erratic": erratic, "steady": steady}
+    monkeypatch.setattr("realrun.measure.lookups._host_ways", lambda *_: (ways, ways, {"flat": nets}))
+    costs = lookup_costs(Machine("cpu", 3), "host", Hardware.load("h200"))
+    assert costs.searches.keys() == {"erratic", "steady"}
+    assert costs.search_line.rate == pytest.approx(4) and costs.search_line.fixed_ns == pytest.approx(0, abs=1e-3)
+    assert costs.how["search"] == "steady, 10th percentile; misses by 0% at most"
+    assert "NOT TO BE TRUSTED: more took less time" in costs.how["network"].replace("no line fits, ", "")
+
+
+def test_an_interrupted_calibration_leaves_no_profile(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("realrun.calibrate.lookup_costs", lambda *_: interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_command(tmp_path / "here.toml", [], quick=True, device="cpu")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trip_is_charged_once(profile: str) -> None:
