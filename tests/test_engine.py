@@ -202,6 +202,19 @@ def longer(work: Workload, witness: Witness) -> np.ndarray:
 
 @given(planned())
 @settings(max_examples=150)
+def test_the_link_never_rests_while_the_gpu_waits_for_an_expert(case: tuple[World, str, Plan]) -> None:
+    # So no run takes longer than all of its work and all of its copies, one after another.
+    world, _, plan = case
+    witness, _ = witnessed(world, plan)
+    moving = [(event.begin, event.end) for event in witness.of("transfer")]
+    for stall in witness.of("stall"):
+        if stall.detail[2] != "host":
+            within = [max(0, min(end, stall.end) - max(begin, stall.begin)) for begin, end in moving]
+            assert sum(within) == stall.end - stall.begin
+
+
+@given(planned())
+@settings(max_examples=150)
 def test_a_layer_takes_longer_exactly_where_a_copy_is_under_way_as_it_begins(case: tuple[World, str, Plan]) -> None:
     world, _, plan = case
     world = dataclasses.replace(world, work=dataclasses.replace(world.work, copying_ns=7))

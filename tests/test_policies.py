@@ -13,7 +13,7 @@ from sim.bounds import fewest_bytes
 from sim.cache import ExpertCache, serve
 from sim.engine import Run
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
-from sim.plan import Plan, Prediction, Requests
+from sim.plan import Discipline, Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
 from sim.software import Software
 from sim.terms import split_slots
@@ -259,24 +259,75 @@ def test_popularity_counts_each_domain_of_all_profiles() -> None:
     np.testing.assert_array_equal(plan.values.table[plan.values.index], counts.reshape(500, 8)[running])
 
 
-def _fits(world: World) -> bool:
-    """Whether no call of the world needs waves."""
-    return int(np.diff(world.work.offsets).max()) * max(world.work.expert_bytes) <= world.budget
-
-
 @pytest.mark.parametrize("loads", ["early", "fewest"])
 @given(worlds())
 @settings(max_examples=100)
-def test_clairvoyant_is_not_slower_than_lru(loads: str, world: World) -> None:
-    # Where copies cost the layers beside them, prefetching has a price that lru does not pay.
-    world = dataclasses.replace(world, work=dataclasses.replace(world.work, copying_ns=0))
+def test_clairvoyant_with_room_for_all_is_never_slower_than_lru(loads: str, world: World) -> None:
+    # Both copy each expert once and in the order of need, so none that is asked for beforehand comes later. What lru
+    # does not pay is left out: copies that cost the layers beside them, and other costs of experts waited for.
+    work = dataclasses.replace(world.work, copying_ns=0, waited_ns=None)
+    everything = work.n_experts * sum(work.expert_bytes)
+    beside = int(np.diff(work.offsets).max()) * max(work.expert_bytes)  # a call's room, which it leaves to a call
+    world = dataclasses.replace(world, work=work, budget=everything + beside)
     lru = run_of(world, world.plan("lru")).log()
     clairvoyant = run_of(world, world.plan("clairvoyant", {"loads": loads})).log()
-    # Prefetches cost it now and then where slots are one or two or a call runs in waves: in 25 of 4,000 worlds early by
-    # up to 23 % in a fifo line, where a demand waits behind them, and 2 % in others; fewest never in 2,800 worlds whose
-    # calls fit, by up to 23 % in waves, 54 % in a fifo line.
-    allowed = 1.7 if world.discipline == "fifo" else 1.1 if _fits(world) or loads == "early" else 1.4
-    assert clairvoyant.finish[-1] <= allowed * lru.finish[-1]
+    assert (clairvoyant.finish <= lru.finish).all()
+
+
+def toy_world(
+    routes: np.ndarray, n_experts: int, slots: int, layer_ns: int, expert_ns: int, discipline: Discipline | None = None
+) -> World:
+    """Routes (T, L, K), 10 ns a copy."""
+    _, n_layers, top_k = routes.shape
+    work = handmade(
+        routes.tolist(), n_experts, layer_ns=layer_ns, expert_ns=expert_ns, copy_ns=10, expert_bytes=100, chunks=3
+    )
+    trace, model = make_trace(routes, n_experts=n_experts), toy_model(n_layers, n_experts, top_k, (100,) * n_layers)
+    return World(trace, model, toy_machine(), 1, work, slots * 100, discipline)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 6),
+    st.integers(0, 15),
+    st.integers(0, 15),
+    st.sampled_from(["fifo", "demand-first", "preemptive"]),
+)
+@settings(max_examples=100)
+def test_clairvoyant_of_the_fewest_loads_is_never_slower_than_lru_with_one_expert_a_call(
+    seed: int, slots: int, layer_ns: int, expert_ns: int, discipline: Discipline
+) -> None:
+    # So lru waits for the whole of each load, and clairvoyant, which has no more of them, only while the link moves.
+    rng = np.random.default_rng(seed)
+    routes = rng.integers(0, rng.integers(2, 7), (20, rng.integers(1, 4), 1))
+    world = toy_world(routes, 6, slots, layer_ns, expert_ns, discipline)
+    lru = run_of(world, world.plan("lru")).log()
+    clairvoyant = run_of(world, world.plan("clairvoyant", {"loads": "fewest"})).log()
+    assert clairvoyant.finish[-1] <= lru.finish[-1]
+
+
+@pytest.mark.parametrize("loads", ["early", "fewest"])
+def test_to_know_the_future_pays(loads: str) -> None:
+    """An observation, not a law: faster than lru in each of these 100 worlds, by 17 % in all; elsewhere it may lose.
+
+    It loses in worlds of one or two slots, of calls that run in waves, or of demands behind prefetches in a fifo line.
+    """
+    times = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        popularity = rng.random((3, 8)) ** 3
+        routes = (popularity / rng.exponential(size=(24, 3, 8))).argsort(axis=2)[:, :, -2:]
+        world = toy_world(routes, 8, int(rng.integers(4, 24)), int(rng.integers(0, 20)), int(rng.integers(0, 10)))
+        plans = world.plan("lru"), world.plan("clairvoyant", {"loads": loads})
+        times.append([run_of(world, plan).log().finish[-1] for plan in plans])
+    lru, clairvoyant = np.array(times).T
+    assert (clairvoyant < lru).mean() > 0.95
+    assert clairvoyant.sum() < 0.9 * lru.sum()
+
+
+def _fits(world: World) -> bool:
+    """Whether no call of the world needs waves."""
+    return int(np.diff(world.work.offsets).max()) * max(world.work.expert_bytes) <= world.budget
 
 
 @given(worlds().filter(lambda world: _fits(world) and len(set(world.work.expert_bytes)) == 1))
