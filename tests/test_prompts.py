@@ -237,7 +237,7 @@ def test_a_killed_capture_leaves_nothing_behind(checkpoint, tmp_path):
     spool.mkdir()
     environment = os.environ | {"TMPDIR": str(spool)}
     running = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not spooled(running.pid, spool) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert running.poll() is None and spooled(running.pid, spool), "it ended before it could be killed"
