@@ -169,7 +169,10 @@ def test_g28_2_results_follow_from_what_the_predictor_says(monkeypatch: pytest.M
 
 
 def test_better_predictions_give_better_results() -> None:
-    """Case K28: inverted, random, half right and perfect predictors give ordered results, and waste falls."""
+    """Case K28: inverted, random, half right and perfect predictors give ordered results, and waste falls.
+
+    That is observed of this trace; nothing says that it holds of every one.
+    """
     if not BUNDLED:
         pytest.skip("no bundled traces beside the package")
     here = scene(BUNDLED[0], learns=False)
@@ -185,7 +188,10 @@ def test_better_predictions_give_better_results() -> None:
 
 
 def test_g12_4_fetching_whole_layers_shows_as_a_loss() -> None:
-    """Case G-12.4: moving everything moves more bytes, takes longer to the first token, and is shown to lose."""
+    """Case G-12.4: moving everything moves more bytes, takes longer to the first token, and is shown to lose.
+
+    By how much is observed of this trace.
+    """
     if not BUNDLED:
         pytest.skip("no bundled traces beside the package")
     here = scene(BUNDLED[0], learns=False)
