@@ -256,16 +256,17 @@ def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: 
 
 def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     machine = measured(profile)
-    found = loop_times(Machine("cpu", 3), TINY_MOE, machine, calls=9)
-    assert found.resident_us > 0 and found.top_k == TINY_MOE.top_k
-    assert found.prefetching_us > 0 and 0 < found.link_busy <= 1
+    # Kernels are charged as on a GPU, whatever the processor was busy with when its own were timed: much is left.
+    found = loop_times(Machine("cpu", 3), TINY_MOE, Hardware.load("h200"), calls=9)
+    assert min(found.resident_us, found.waiting_us, found.prefetching_us, found.link_busy) > 0
+    assert found.top_k == TINY_MOE.top_k
     given_all = machine.model_copy(
         update={"software": machine.software.model_copy(update=dict.fromkeys(FIGURES, Figure(value=9, source="seen")))}
     )
     assert Costs(TINY_MOE, given_all).copying_ns == 9000
-    bare, nothing = without_loop(machine), Costs(TINY_MOE, without_loop(given_all))
+    nothing = Costs(TINY_MOE, without_loop(given_all))
     assert (nothing.launch_ns, nothing.alone_ns, nothing.copying_ns, nothing.handover_ns) == (0, 0, 0, 0)
-    assert Costs(TINY_MOE, bare).layer_ns([1], [1])[0, 1] < Costs(TINY_MOE, machine).layer_ns([1], [1])[0, 1]
+    assert nothing.layer_ns([1], [1])[0, 1] + 9000 == Costs(TINY_MOE, given_all).layer_ns([1], [1])[0, 1]
     with pytest.raises(InputError, match="too much to time"):
         loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)
 
