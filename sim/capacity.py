@@ -4,6 +4,7 @@ import re
 
 from sim.workload import MOST
 from traces.errors import InputError
+from traces.words import amount
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1}
 
@@ -42,6 +43,7 @@ def as_typed(text: str) -> tuple[float, str]:
 
 
 def describe_capacity(size: int, expert_bytes: tuple[int, ...], n_experts: int) -> str:
-    """``size`` bytes in slots, share and MiB."""
+    """``size`` bytes in slots, share and MiB, or less where it is less."""
     total = sum(expert_bytes) * n_experts
-    return f"{size // max(expert_bytes)} slots = {100 * size / total:.1f}% of all experts = {size / 2**20:,.0f} MiB"
+    shown = f"{size / 2**20:,.0f} MiB" if size >= 2**20 else amount(size)
+    return f"{size // max(expert_bytes)} slots = {100 * size / total:.1f}% of all experts = {shown}"

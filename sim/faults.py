@@ -5,7 +5,9 @@ from typing import Any
 _EXPECTED = {
     "extra_forbidden": "no such field",
     "float_type": "a number, with a decimal point",
-    "model_type": "a number, with a decimal point, or a table",
+    "list_type": "a list",
+    "string_type": "a text",
+    "string_too_short": "a text",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "int_type": "a whole number",

@@ -48,6 +48,13 @@ def _positive(figure: Figure) -> Figure:
     return figure
 
 
+def _reading(figure: Figure) -> Figure:
+    # As the parameters of policies have it; it keeps the time of an expert within what a plan may say.
+    if figure.value < 1e-3:
+        raise ValueError("0.001 or more")
+    return figure
+
+
 def _fraction(figure: Figure) -> Figure:
     if not 0.01 <= figure.value <= 1:
         raise ValueError("a fraction from 0.01 to 1")
@@ -197,7 +204,7 @@ class HostCompute(_Checked):
     shared_gbps: Annotated[Figure, from_number]
     """While experts are copied, which reads host memory too."""
 
-    _above_zero = field_validator("host_gbps", "shared_gbps")(_positive)
+    _fast_enough = field_validator("host_gbps", "shared_gbps")(_reading)
 
 
 class Lookups(_Checked):
@@ -400,10 +407,20 @@ def first_fault(error: ValidationError) -> str:
     """The first complaint as one line: field, value, what would be right."""
     fault = error.errors()[0]
     field = ".".join(str(part) for part in fault["loc"])
-    expected = expectation(fault)
+    expected = _table(fault["ctx"]["class_name"]) if fault["type"] == "model_type" else expectation(fault)
     if fault["type"] == "missing":
         return f"{field} is missing; expected {expected}"
     found = fault["input"]
-    shown = found.value if isinstance(found, Figure) else found
-    shown = "" if isinstance(shown, dict) and fault["type"] == "value_error" else f" is {shown!r}"
-    return f"{field}{shown}; expected {expected}"
+    found = found.get("value", found) if isinstance(found, dict) else found  # a figure in full
+    found = str(found).lower() if isinstance(found, bool) else repr(found)  # as TOML writes it
+    whole = isinstance(fault["input"], dict) and "value" not in fault["input"] and fault["type"] == "value_error"
+    return f"{field}{'' if whole else f' is {found}'}; expected {expected}"
+
+
+def _table(kind: str) -> str:
+    """What is expected where a table of the class ``kind`` stands."""
+    if kind == Figure.__name__:
+        return "a number, with a decimal point, or a table of value and source"
+    fields = {model.__name__: model.model_fields for model in (*_Checked.__subclasses__(), *Curve.__subclasses__())}
+    needed = [name for name, field in fields.get(kind, {}).items() if field.is_required()]
+    return f"a table with {', '.join(needed)}" if needed else "a table"

@@ -9,6 +9,7 @@ from sim.log import PREFILL
 from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
 from sim.workload import Workload
 from traces.errors import InputError
+from traces.words import amount
 
 
 class TooSmallError(PlanError):
@@ -44,8 +45,8 @@ def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> 
         capacity = (budget // n_layers,) * n_layers
     if min(capacity) < largest:
         raise TooSmallError(
-            f"cache: {budget} bytes split over {n_layers} routed layers leave a layer without room for one expert of "
-            f"{largest} bytes; give at least {n_layers * largest}"
+            f"cache: {amount(budget)} split over {n_layers} routed layers leave a layer without room for one expert of "
+            f"{amount(largest)}; give --cache {n_layers} (slots), which is {amount(n_layers * largest)}, or more"
         )
     return Slots(capacity, tuple(range(n_layers)))
 

@@ -106,7 +106,9 @@ def test_every_slot_is_used_when_slots_are_split_over_layers() -> None:
     assert split_slots(7 * 10 + 9, (10,) * 3, per_layer=True).capacity == (30, 20, 20)
     assert split_slots(61, (10, 20), per_layer=True).capacity == (30, 30)
     assert split_slots(61, (10, 20), per_layer=False).capacity == (61,)
-    with pytest.raises(InputError, match=r"29 bytes split over 3 routed layers .* give at least 30"):
+    with pytest.raises(
+        InputError, match=r"29 B split over 3 routed layers .* give --cache 3 \(slots\), which is 30 B, or more"
+    ):
         split_slots(29, (10, 10, 10), per_layer=True)
 
 

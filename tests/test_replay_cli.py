@@ -38,7 +38,7 @@ def test_a_report_has_every_field_and_adds_up(said: Any, trace: Path, policy: st
     assert {"trace", "trace_sha256", "model", "hardware", "code", "seed"} <= set(told)
     assert (told["model"], told["hardware"], told["seed"]) == ("toy", "l40", 0)
     assert len(told["trace_sha256"]) == 64
-    assert data["settings"]["cache"] == "10 slots = 31.2% of all experts = 0 MiB", "echoed in all three units"
+    assert data["settings"]["cache"] == "10 slots = 31.2% of all experts = 480.00 KiB", "echoed in all three units"
     assert data["settings"]["cache_bytes"] == 10 * EXPERT
 
 

@@ -32,7 +32,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["--cache", "nan"], "--cache 'nan': expected slots"),
     (["--cache", "-1"], "--cache '-1': expected slots"),
     (["--cache", "9" * 400], "expected slots"),
-    (["--cache", "3", "--set", "scope=layer"], "leave a layer without room for one expert"),
+    (
+        ["--cache", "3", "--set", "scope=layer"],
+        "cache: 144.00 KiB split over 4 routed layers leave a layer without room for one expert of 48.00 KiB; give "
+        "--cache 4 (slots), which is 192.00 KiB, or more",
+    ),
     (["--model", "mixtral-8x7b"], "mixtral-8x7b: the trace has 4 routed layers; expected 32"),
     (["--model", "gpt-17"], "model 'gpt-17' is unknown"),
     (["--model", ""], "model '' is unknown"),

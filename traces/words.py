@@ -17,6 +17,14 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+def amount(size: int) -> str:
+    """Bytes in the largest unit of which there is one at least: ``84.00 GiB``, ``1 B``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} B"
+
+
 def as_is(text: object) -> Text:
     """Printable text that rich shows as it is: names may hold brackets."""
     return Text(printable(text))
