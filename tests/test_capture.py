@@ -7,12 +7,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_moe import llama, mixtral, tokenizer, write_corpora
 from traces.__main__ import main
 from traces.capture import Amount, capture
-from traces.checkpoint import end_tokens
-from traces.decoding import Decoding, Prompt
+from traces.checkpoint import end_tokens, load_model, weight_bytes
+from traces.decoding import Decoding, Prompt, passes
 from traces.errors import InputError
 from traces.recorder import Recorder
 from traces.routers import routed_layers
@@ -160,6 +161,46 @@ def test_teacher_forcing_runs_the_given_response_but_its_last_token():
 def test_sampling_follows_its_seed():
     texts = [run(mixtral(), decoding=Decoding(seed=seed))[0]["token"].tolist() for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_draws_of_a_sequence_are_those_of_its_number_however_many_tokens_may_come():
+    from traces.decoding import _draws
+
+    prompts = [Prompt([1], [], number) for number in (0, 7)]
+    draws = _draws(prompts, 3)
+    whole = np.stack([np.random.default_rng([3, prompt.number]).random(50) for prompt in prompts])
+    assert np.array_equal(np.stack([next(draws) for _ in range(50)], axis=1), whole)
+    steps = passes(mixtral(), [Prompt([5, 9], [], 0)], 10**18, Decoding("greedy"), 2, set())
+    assert len([next(steps) for _ in range(3)]) == 3
+
+
+@pytest.mark.parametrize("found", ["shape", "absent"])
+def test_a_checkpoint_whose_weights_would_be_made_up_is_one_line(found, tmp_path, capfd):
+    mixtral().save_pretrained(tmp_path)
+    if found == "shape":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
+        said = "lm_head.weight is 64 x 32; expected 65 x 32 by config.json"
+    else:
+        weights = load_file(tmp_path / "model.safetensors")
+        kept = {name: tensor for name, tensor in weights.items() if "layers.1.input_layernorm" not in name}
+        save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+        said = "its files lack 1 tensors, model.layers.1.input_layernorm.weight is one; expected all of them"
+    capfd.readouterr()
+    with pytest.raises(InputError, match=f"^{tmp_path}: {said}$"):
+        load_model(tmp_path, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_bytes_of_a_checkpoint_are_those_of_its_weights(tmp_path):
+    model = mixtral()
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    for shard in ("1GB", "100KB"):
+        model.save_pretrained(tmp_path / shard, max_shard_size=shard)
+        assert size <= weight_bytes(tmp_path / shard) <= size + 20_000
+    assert len(list((tmp_path / "100KB").glob("*.safetensors"))) > 1
+    (tmp_path / "100KB/model.safetensors.index.json").write_text("[]")
+    assert weight_bytes(tmp_path / "100KB") == 0
 
 
 def test_sampling_draws_with_the_model_s_probabilities_and_never_outside_top_p():

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from traces.errors import InputError
 from traces.recorder import Recorder
-from traces.running import running
+from traces.running import DEBUG, running
 from traces.shapes import KNOWN
 
 RECORD_FILE = "training.json"
@@ -93,7 +95,8 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
     """A checkpoint's model, in its stored precision, eval mode.
 
     ``device`` is cuda, cpu, auto, or spread: over all GPUs and host memory, as accelerate does it. MXFP4 experts are
-    unpacked: their kernels bypass the router. Raises InputError if the folder is no checkpoint that can be captured.
+    unpacked: their kernels bypass the router. Raises InputError if the folder is no checkpoint that can be captured,
+    or lacks weights, which transformers would make up.
     """
     import torch
     from transformers.utils.quantization_config import Mxfp4Config
@@ -101,18 +104,57 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
     options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
     if device == "spread":
         options["device_map"] = "auto"
-    with running(str(folder), "not a model that can be captured", "--device spread may help"):
+    with running(str(folder), "not a model that can be captured", "--device spread may help"), _quietly():
         kind, config = _architecture(folder)
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        model: Any = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **options)
+        told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, found = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **told, **options)
+        _refuse_made_up(folder, found)
     if device != "spread":
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         with running(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
             model.to(torch.device(device))
     return model.eval()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' own words, and its bars where nobody watches: what is wrong is one line."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    if not os.environ.get(DEBUG):
+        logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _refuse_made_up(folder: Path, found: Mapping[str, Any]) -> None:
+    """Raise InputError for tensors that the files lack or have in another shape; ``found`` is transformers' account."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        shapes = (" x ".join(map(str, shape)) for shape in (stored, wanted))
+        raise InputError("{}: {} is {}; expected {} by config.json".format(folder, name, *shapes))
+    if missing := sorted(found["missing_keys"]):
+        raise InputError(f"{folder}: its files lack {len(missing)} tensors, {missing[0]} is one; expected all of them")
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of a checkpoint's weights as its files say, 0 where they do not."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        whole = folder / "model.safetensors"
+        return whole.stat().st_size if whole.is_file() else 0
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:

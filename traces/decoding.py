@@ -113,12 +113,12 @@ def _steps(
     import torch
 
     device = one.ids.device
-    draws = _draws(prompts, new_tokens, decoding.seed)
+    draws = _draws(prompts, decoding.seed)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens):
         logits = run(one)
         yield one
-        chosen = _choose(logits[:, -1].float(), prompts, step, decoding, draws[:, step])
+        chosen = _choose(logits[:, -1].float(), prompts, step, decoding, next(draws))
         ended = torch.tensor([int(token) in eos for token in chosen.tolist()], device=device)
         if decoding.mode == "teacher-forced":
             ended |= torch.tensor([step + 1 >= len(prompt.response) for prompt in prompts], device=device)
@@ -153,9 +153,11 @@ def _choose(
     return order.gather(1, place.unsqueeze(1)).squeeze(1)
 
 
-def _draws(prompts: list[Prompt], steps: int, seed: int) -> np.ndarray:
-    """Uniform draws (B, steps), a row from the seed and the prompt's own number."""
-    return np.stack([np.random.default_rng([seed, prompt.number]).random(steps) for prompt in prompts])
+def _draws(prompts: list[Prompt], seed: int) -> Iterator[np.ndarray]:
+    """Uniform draws (B,), step after step; each sequence's from the seed and the prompt's own number."""
+    sources = [np.random.default_rng([seed, prompt.number]) for prompt in prompts]
+    while True:
+        yield np.array([source.random() for source in sources])
 
 
 def _padded(prompts: list[Prompt], pad: int, device: Any, left: bool) -> "tuple[torch.Tensor, torch.Tensor]":
