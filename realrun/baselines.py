@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from realrun.device import free_host_bytes, refuse_too_little
 from realrun.experts import expert_size
 from realrun.measure.experts import Ffn, plain_ffn, weights_of
 from realrun.measure.machine import Machine
@@ -73,8 +74,11 @@ def accelerate_ms(machine: Machine, model: ModelSpec, layers: int = LAYERS, toke
     """A decoded token's time in one layer of a model of ``layers`` layers under ``accelerate.cpu_offload``.
 
     The difference to a model of one layer less, so that embedding and head do not count. Raises InputError for
-    dimensions that transformers' Mixtral does not have, ModuleNotFoundError without accelerate or transformers.
+    dimensions that transformers' Mixtral does not have or the host does not hold, ModuleNotFoundError without
+    accelerate or transformers.
     """
+    need = layers * model.experts * expert_size(model)
+    refuse_too_little(f"host memory for {layers} layers", need, free_host_bytes(), "not measured")
     times = [_offloaded_ms(machine, model, count, tokens) for count in (layers, layers - 1)]
     return times[0] - times[1]
 

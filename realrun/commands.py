@@ -1,9 +1,11 @@
 """``replay``, ``generate`` and ``lookup``: from what a person typed to a report on the terminal and in a file."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from realrun.faults import RunError
 from realrun.replay import first_steps, interruptible, open_rig, run, scaled, with_model
@@ -127,9 +129,9 @@ def generate_command(wanted: Wanted) -> None:
     Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
     ``compare`` RunError if the tokens are not those of the resident model.
     """
-    from realrun.device import open_device
+    from realrun.device import free_host_bytes, open_device, refuse_too_little
     from realrun.generate import Choice, Offloader, resident_tokens
-    from traces.checkpoint import BASIS_FILE, end_tokens, load_model, load_tokenizer, located, skeleton
+    from traces.checkpoint import BASIS_FILE, end_tokens, load_model, load_tokenizer, located, skeleton, weight_bytes
     from traces.embeddings import Basis
     from traces.trace import Trace
 
@@ -140,6 +142,7 @@ def generate_command(wanted: Wanted) -> None:
         raise InputError(f"--tokens {wanted.tokens}; expected at least 1")
     if wanted.seed < 0:
         raise InputError(f"--seed {wanted.seed}; expected at least 0")
+    prompt = _text(wanted.prompt)
     name, *settings = wanted.policy.split(",")
     choice = Choice(
         name, values_of([*settings, *wanted.set_], "--set"), wanted.cache,
@@ -150,11 +153,14 @@ def generate_command(wanted: Wanted) -> None:
     folder = located(wanted.model)
     keep_apart([folder], {"--json": wanted.json})
     basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
-    choice.refuse_for(skeleton(folder), basis)
+    bones = skeleton(folder)
+    choice.refuse_for(bones, basis)
     tokenizer = load_tokenizer(folder)
-    ids = tokenizer(wanted.prompt)["input_ids"]
+    ids = tokenizer(prompt)["input_ids"]
     if not ids:
-        raise InputError(f"--prompt {wanted.prompt!r}: no token in it; expected a text")
+        raise InputError(f"--prompt {prompt!r}: no token in it; expected a text")
+    _refuse_positions(bones, len(ids), wanted.tokens)
+    refuse_too_little(f"host memory for the weights of {folder}", weight_bytes(folder), free_host_bytes(), "free some")
     with written(wanted.json) as write, open_device(wanted.device) as device:
         model = load_model(folder, device="cpu")
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -170,6 +176,25 @@ def generate_command(wanted: Wanted) -> None:
     if wanted.json != "-":
         print(printable_lines(text))
     _say("; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary.items()))
+
+
+def _text(prompt: str) -> str:
+    """A prompt as it was typed, whatever the locale. Raises InputError where that is not UTF-8."""
+    try:
+        return os.fsencode(prompt).decode("utf-8")
+    except UnicodeError:
+        raise InputError(f"--prompt {prompt!r:.60}: not UTF-8; expected a text in it") from None
+
+
+def _refuse_positions(model: Any, prompt: int, tokens: int) -> None:
+    """Raise InputError for more tokens than ``model`` has positions for after a prompt of so many."""
+    room = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    before = 1 if getattr(model.config, "is_encoder_decoder", False) else prompt  # an encoder takes the prompt
+    if room is None or before + tokens <= room:
+        return
+    if before >= room:
+        raise InputError(f"--prompt: {prompt} tokens; expected fewer than the {room} positions that the model has")
+    raise InputError(f"--tokens {tokens}: the model has {room} positions; expected at most {room - before}")
 
 
 def printable_lines(text: str) -> str:

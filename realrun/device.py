@@ -5,6 +5,7 @@ copies. Everything a run does on a device goes through them, so that the engine 
 CPU, where each stream is a thread and a copy is a copy from one buffer to another.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from realrun.faults import RunError
 from realrun.measure.machine import the_device, the_torch
 from traces.errors import InputError
+from traces.words import amount
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,8 @@ class Device(Protocol):
     """A device with a stream that computes and one that copies."""
 
     torch_device: "torch.device"
+    memory: str
+    """What its memory is called."""
 
     @property
     def compute(self) -> Stream:
@@ -150,6 +154,8 @@ class _CudaStream:
 
 class CudaDevice:
     """An NVIDIA GPU. The copying stream has the higher priority: its kernels-free work must never queue."""
+
+    memory = "GPU memory"
 
     def __init__(self, device: "torch.device") -> None:
         self._torch = torch = the_torch()
@@ -317,6 +323,8 @@ class _Thread:
 class HostDevice:
     """The CPU as a device: what would be device memory is ordinary memory, and every copy moves real bytes."""
 
+    memory = "host memory"
+
     def __init__(self) -> None:
         self.torch_device = the_torch().device("cpu")
         self.compute = _Thread("compute")
@@ -376,8 +384,9 @@ class HostDevice:
         self._check()
 
     def free_bytes(self) -> int | None:
-        """Not known apart from the host's."""
-        return None
+        """The host's: experts, the model around them and slots all take of it."""
+        gc.collect()  # what a run before this one took may hang on a cycle
+        return free_host_bytes()
 
     def close(self) -> None:
         """End the threads."""
@@ -390,7 +399,19 @@ class HostDevice:
                 raise stream.failed
 
 
+def free_host_bytes() -> int | None:
+    """Bytes of host memory that the system can still give, None if it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 (a file of the kernel)
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
 def refuse_too_little(what: str, need: int, have: int | None, remedy: str) -> None:
     """Raise InputError if ``need`` bytes of ``what`` are more than there are; None is not known."""
     if have is not None and need > have:
-        raise InputError(f"{what}: needs {need / 2**30:.2f} GiB and {have / 2**30:.2f} GiB are free; {remedy}")
+        raise InputError(f"{what}: needs {amount(need)} and {amount(have)} are free; {remedy}")

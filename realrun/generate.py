@@ -146,8 +146,9 @@ class Offloader:
         model.to(device.torch_device)
 
     def __enter__(self) -> "Offloader":
-        for stack in self.stacks:
-            stack.attach()
+        with self.device.running():
+            for stack in self.stacks:
+                stack.attach()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -232,16 +233,25 @@ class _Stack:
         if plan.host is not None:
             raise InputError(f"policy {self.policy.name}: it runs experts on the host, which only a replay does")
         terms = settle_for(type(self.policy), one_step(self.shape, [0], PREFILL), plan, self.budget)
+        if plan.everything_resident:
+            every = self.size * self.count * len(self.routed)
+            self.described = describe_capacity(every, (self.size,) * len(self.routed), self.count)
+        self.store.refuse_slots(terms.slots, "give a smaller --cache")
         self.live = LiveTrace(self.shape, type(self.policy).needs, self._basis)
         self.planner = Planner(self.policy, self.live)
         shape = (len(self.routed), self.count)
-        return OffloadLoop(self.device, self.store, shape, plan, terms, self.predictions, check=self.choice.check)
+        loop = OffloadLoop(self.device, self.store, shape, plan, terms, self.predictions, check=self.choice.check)
+        if self.device.torch_device.type == "cpu":
+            loop.cache.bytes.zero_()  # really taken from here on: what follows must see what is left
+        return loop
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Put experts' stand-ins and hooks into the model."""
+        """Put experts' stand-ins and hooks into the model, and all experts into slots if the policy says so."""
         loop = self.loop
+        if loop.plan.everything_resident:
+            self._copy_all()
         self.offloaded.attach(
             lambda layer, expert: loop.slot_of(layer * self.count + expert), self._called, lambda layer: loop.leave()
         )
@@ -249,6 +259,17 @@ class _Stack:
         self._handles.append(owner.get_input_embeddings().register_forward_hook(self._embedded))
         for layer, routed in enumerate(self.routed):
             self._handles.append(routed.router.register_forward_hook(self._router_hook(layer)))
+
+    def _copy_all(self) -> None:
+        """What comes before the first step and counts nowhere."""
+        loop = self.loop
+        self.device.synchronize()
+        for expert in range(len(self.routed) * self.count):
+            loop.link.demand(expert)
+            loop.link.kick()
+            loop.cache.used[expert] = 1
+        loop._until(lambda: not loop.link.moving, "all experts before step", 0)
+        loop.counters.demand_bytes[:] = [0, 0]
 
     def close(self) -> None:
         """Take the hooks out and free the host's memory."""

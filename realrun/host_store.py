@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from realrun.device import Device, refuse_too_little
+from realrun.device import Device, free_host_bytes, refuse_too_little
 from realrun.measure.machine import the_torch
+from sim.terms import Slots
 from traces.errors import InputError
+from traces.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,13 +63,14 @@ class HostStore:
         self._stride = -(-size // ALIGNMENT) * ALIGNMENT
         self._arenas: list[tuple[mmap.mmap, int]] = []
         self._views: list[Tensor] = []
-        have = _available() if limit is None else limit
-        more = "give --shared N to keep fewer, each standing for several, or --host-memory if the system can give more"
+        have = free_host_bytes() if limit is None else limit
+        fewer = "--shared N to keep fewer, each standing for several, or " if fill is None else ""
+        more = f"give {fewer}{'--host-memory if the system can give more' if limit is None else 'more --host-memory'}"
         refuse_too_little(f"host memory for {self.stored} experts", self.need, have, more)
         self.stamps = device.small(experts, STAMP)
         begun = time.perf_counter()
         try:
-            self._map()
+            self._map(" or give --shared N" if fill is None else "")
             self._write(fill or _random(device, size, scale, seed))
         except BaseException:
             self.close()
@@ -90,17 +93,30 @@ class HostStore:
             self.device.unpin(address)
         self._arenas.clear()
 
+    def refuse_slots(self, slots: Slots, remedy: str, held: int = 0) -> int:
+        """Bytes of ``slots``, of which ``held`` are there; on a CPU they are memory of the host as the experts are.
+
+        Raises InputError, which ends with ``remedy``, where that does not hold them.
+        """
+        each = [min(pool // self.size, self.experts) for pool in slots.capacity]
+        count = sum(each) + len(slots.own)
+        if self.device.torch_device.type == "cpu" and count * self.size > held:
+            free = self.device.free_bytes()
+            have = None if free is None else free + held
+            refuse_too_little(f"{self.device.memory} for {count} expert slots", count * self.size, have, remedy)
+        return count * self.size
+
     def describe(self) -> str:
         """In words, for a report."""
         each = "" if self.stored == self.experts else f", each standing for {self.experts / self.stored:.3g} of them"
-        return f"{self.stored} of {self.experts} experts in pinned host memory ({self.need / 2**30:.2f} GiB){each}"
+        return f"{self.stored} of {self.experts} experts in pinned host memory ({amount(self.need)}){each}"
 
-    def _map(self) -> None:
+    def _map(self, remedy: str) -> None:
         torch = the_torch()
         each = max(1, ARENA_BYTES // self._stride)
         for first in range(0, self.stored, each):
             count = min(each, self.stored - first)
-            arena, address = _mapped(self.device, count * self._stride, self.need)
+            arena, address = _mapped(self.device, count * self._stride, self.need, remedy)
             self._arenas.append((arena, address))
             whole = torch.frombuffer(arena, dtype=torch.uint8)
             begins = [i * self._stride for i in range(count)]
@@ -127,7 +143,7 @@ def checksum(data: "Tensor") -> int:
     return int(data.view(torch.int32).sum(dtype=torch.int64))
 
 
-def _mapped(device: Device, size: int, whole: int) -> tuple[mmap.mmap, int]:
+def _mapped(device: Device, size: int, whole: int, remedy: str) -> tuple[mmap.mmap, int]:
     """An arena of ``size`` bytes, touched and pinned, and its address."""
     import ctypes
 
@@ -144,7 +160,7 @@ def _mapped(device: Device, size: int, whole: int) -> tuple[mmap.mmap, int]:
     except (MemoryError, RuntimeError) as failed:
         raise InputError(
             f"host memory: {size:,} bytes cannot be pinned ({failed}), {whole:,} in all; this is memory of the host, "
-            f"not of the GPU: raise the limit on locked memory (ulimit -l), or give --shared N"
+            f"not of the GPU: raise the limit on locked memory (ulimit -l){remedy}"
         ) from None
     return arena, address
 
@@ -172,18 +188,6 @@ def _random(device: Device, size: int, scale: float, seed: int) -> Fill:
         return checksum(data)
 
     return fill
-
-
-def _available() -> int | None:
-    """Bytes that the system can still give, None if it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 (a file of the kernel)
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
 
 
 def of_arrays(arrays: Sequence[Sequence["Tensor"]]) -> tuple[int, Fill]:

@@ -84,7 +84,7 @@ class Layers:
         cached = self._cached * model.kv_bytes_per_token
         need = model.resident_bytes - model.parked_bytes + cached
         refuse_too_little(
-            f"GPU memory for {model.name} without its experts", need, device.free_bytes(), "use --scale N"
+            f"{device.memory} for {model.name} without its experts", need, device.free_bytes(), "use --scale N"
         )
         self._generator = torch.Generator(device.torch_device).manual_seed(seed)
         routed = set(model.moe_layers)

@@ -29,6 +29,7 @@ from sim.replay import Scene, describe
 from sim.terms import settle
 from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
+from traces.words import amount
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Rig:
     seed: int = 0
     layers: Layers | None = None
     room: Room | None = None
+    slot_bytes: int = 0
+    """What the room has been made for."""
 
     def stage(self, scene: Scene) -> Stage:
         """What a run of ``scene`` needs; the model's resident part is made anew if its contexts are longer."""
@@ -75,7 +78,7 @@ def open_rig(
         raise InputError(f"--shared {shared}; expected at least 1 expert in host memory")
     with open_device(device) as opened:
         stored = min(experts, shared or experts)
-        say(f"host memory: {host_bytes(stored, size) / 2**30:.2f} GiB for {stored} experts of {size / 2**20:.1f} MiB")
+        say(f"host memory: {amount(host_bytes(stored, size))} for {stored} experts of {amount(size)}")
         store = HostStore(opened, experts, size, shared=shared, limit=limit, scale=model.hidden**-0.5, seed=seed)
         say(f"{store.describe()}, in {store.seconds:.1f} s")
         rig = Rig(opened, store, model, seed)
@@ -147,6 +150,8 @@ def execute(
     stage = rig.stage(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
     rig.room = rig.room or Room(rig.device)
+    slots = rig.store.refuse_slots(terms.slots, "give a smaller --cache, --shared N or --scale N", rig.slot_bytes)
+    rig.slot_bytes = max(rig.slot_bytes, slots)
     one = RealRun(stage, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
     return one.execute()
 

@@ -91,6 +91,16 @@ def test_g_28_3_a_wrong_predictor_changes_no_token(family: str, cache: str) -> N
     assert sum(result.counters[-1].issued) > 0
 
 
+@pytest.mark.parametrize("family", ["mixtral", "switch"])
+def test_a_policy_that_holds_everything_copies_nothing_while_it_runs(family: str) -> None:
+    result = generated(family, Choice("all-in-gpu", cache="1", check=True))
+    assert result.tokens == resident(family)
+    told = result.summary()
+    assert told["hits"] == told["lookups"] > 0 and told["link_bytes"] == {"demand": 0, "prefetch": 0}
+    assert "= 100.0% of all experts" in told["cache"]
+    assert all(not np.any(found) for found in result.found)
+
+
 @pytest.mark.parametrize("policy", ["previous-token", "cache-moe", "lfu,scope=layer"])
 def test_policies_that_need_no_future_run_online(policy: str) -> None:
     name, *settings = policy.split(",")
@@ -230,6 +240,10 @@ def test_the_command_prints_the_text_and_says_what_it_took(
         (["--device", "cuda"], "finds no GPU"),
         (["--device", "abacus"], "abacus"),
         (["--prompt", ""], "--prompt '': no token in it"),
+        (["--prompt", "the \udcff court"], "--prompt 'the \\udcff court': not UTF-8"),
+        (["--tokens", "100000000000"], "the model has 131072 positions; expected at most 131070"),
+        (["--prompt", "the " * 131072], "--prompt: 131072 tokens; expected fewer than the 131072 positions"),
+        (["--model", ""], "--model '': expected a checkpoint's folder"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line_before_the_model_is_loaded(
@@ -248,7 +262,10 @@ def test_what_is_wrong_is_refused_in_one_line_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--host-memory", "1B"], "host memory for 24 experts"),
+        (
+            ["--host-memory", "1B"],
+            "host memory for 24 experts: needs 288.75 KiB and 1 B are free; give more --host-mem",
+        ),
         (["--cache", "100B"], "cannot hold one expert of"),
         (["--cache", "1", "--policy", "lru,scope=layer"], "policy lru: cache: "),
     ],
@@ -257,6 +274,20 @@ def test_what_the_weights_decide_is_refused_in_one_line(
     checkpoint: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refusal(checkpoint, more, capsys)
+
+
+def test_memory_that_a_run_on_the_cpu_does_not_have_is_told_before_it_is_taken(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realrun.device.free_host_bytes", lambda: 70_000)
+    slots = "host memory for 6 expert slots: needs 72.00 KiB and 68.36 KiB are free; give a smaller --cache"
+    with monkeypatch.context() as patched:
+        patched.setattr("traces.checkpoint.weight_bytes", lambda folder: 0)
+        assert slots in refusal(checkpoint, [], capsys)
+        assert main(["generate", "--model", str(checkpoint), "--prompt", "the", "--device", "cpu", "--cache", "5"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("traces.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    assert "host memory for the weights of" in refusal(checkpoint, [], capsys)
 
 
 def test_a_dense_model_is_refused_before_it_is_loaded(
@@ -270,8 +301,9 @@ def test_a_dense_model_is_refused_before_it_is_loaded(
 def refusal(model: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The line that the command ends with."""
     given = {"--prompt": "the court", "--device": "cpu"}
+    given["--model"] = str(model)
     rest = [word for option, value in given.items() if option not in more for word in (option, value)]
-    assert main(["generate", "--model", str(model), *rest, *more]) == 2
+    assert main(["generate", *rest, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
     return lines[0]

@@ -89,7 +89,11 @@ def test_several_policies_share_one_store(trace: Path, tmp_path: Path, capsys: p
         (["--steps", "0"], "--steps 0"),
         (["--shared", "0"], "--shared 0"),
         (["--host-memory", "much"], "--host-memory 'much'"),
-        (["--host-memory", "1MiB"], "host memory for 256 experts: needs 0.02 GiB and 0.00 GiB are free; give --shared"),
+        (
+            ["--host-memory", "1MiB"],
+            "host memory for 256 experts: needs 21.01 MiB and 1.00 MiB are free; give --shared",
+        ),
+        (["--host-memory", "1"], "needs 21.01 MiB and 1 B are free; give --shared N to keep fewer"),
         (["--policy", "nonsense"], "policy 'nonsense' is unknown"),
         (["--device", "tpu"], "device 'tpu'"),
         (["--json", "/nowhere/told.json"], "/nowhere"),
@@ -192,6 +196,49 @@ def test_what_the_gpu_cannot_hold_is_refused_before_it_is_tried(monkeypatch: pyt
         pytest.raises(InputError, match="GPU memory for 3 expert slots"),
     ):
         Room(device).of(3, MIB)
+
+
+def test_a_cpu_s_memory_is_the_host_s() -> None:
+    with open_device("cpu") as device:
+        free = device.free_bytes()
+    if not Path("/proc/meminfo").exists():
+        assert free is None
+    else:
+        assert free is not None and 0 < free <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("fits", "said"),
+    [
+        (0, "host memory for mixtral-8x7b, widths / 64 without its experts: needs 811.00 KiB and 1 B are free; use"),
+        (1, "host memory for 64 expert slots: needs 5.25 MiB and 1 B are free; give a smaller --cache, --shared N or"),
+    ],
+)
+def test_on_a_cpu_what_is_around_the_experts_and_slots_must_fit_beside_them(
+    trace: Path, fits: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def free(self: Any) -> int:
+        asked.append(1)
+        return 2**40 if len(asked) <= fits else 1
+
+    monkeypatch.setattr(HostDevice, "free_bytes", free)
+    assert said in refused([str(trace), "--device", "cpu", "--scale", "64", "--policy", "lru"], capsys)
+
+
+def test_slots_that_are_there_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_device("cpu") as device:
+        store = HostStore(device, 9, 1024)
+        monkeypatch.setattr(HostDevice, "free_bytes", lambda self: 1024)
+        assert store.refuse_slots(Slots((3 * 1024,), (0,)), "", held=2 * 1024) == 3 * 1024
+        assert store.refuse_slots(Slots((9999 * 1024,), (0,)), "", held=9 * 1024) == 9 * 1024
+        assert store.refuse_slots(Slots((1024,), (0,), own=(1, 2)), "", held=3 * 1024) == 3 * 1024
+        with pytest.raises(
+            InputError, match=r"^host memory for 4 expert slots: needs 4\.00 KiB and 3\.00 KiB .*; less$"
+        ):
+            store.refuse_slots(Slots((4 * 1024,), (0,)), "less", held=2 * 1024)
+        store.close()
 
 
 def test_the_same_slots_serve_one_run_after_another() -> None:
