@@ -88,12 +88,13 @@ class ExpertCache:
         missing = size - self.free[pool]
         victims: list[int] = []
         if missing > 0:
+            state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
             wanted: list[int] = []
             candidates = self.rules[pool].candidates()
             for other in candidates:
-                if self.state[other] != RESIDENT or self.pinned[other]:
+                if state[other] != RESIDENT or pinned[other]:
                     continue
-                if self.wanted_until[other] > passed:
+                if wanted_until[other] > passed:
                     wanted.append(other)
                     continue
                 victims.append(other)

@@ -8,9 +8,10 @@ A rule of your own is any class with these methods; hand the class itself to ``P
 ``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from traces.errors import InputError
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""
+_NUMBER = itemgetter(2)
 
 
 class Eviction(Protocol):
@@ -97,46 +99,54 @@ class LRU(FIFO):
         self._order.move_to_end(expert)
 
 
-class _Heap(_Rule):
-    """Experts by a key that changes; entries whose key has changed since are passed over when they come up."""
+class _Ranked(_Rule):
+    """Experts by a key that changes, the smallest first.
+
+    Keys change with every look-up, the order is asked for when somebody must leave: until then it stays as it was, and
+    those whose key has changed since are kept apart.
+    """
 
     def __init__(self, first_call: np.ndarray) -> None:
-        self._key: dict[int, tuple[int, int]] = {}
-        self._heap: list[tuple[tuple[int, int], int]] = []
+        self._key: dict[int, tuple[int, int, int]] = {}
+        """Rank, tie and number of each expert."""
+        self._order: list[tuple[int, int, int]] = []
+        self._moved: dict[int, tuple[int, int, int] | None] = {}
+        """Those whose key has changed, and the key under which each still stands in the order, if it does."""
         self._clock = 0
 
     def _place(self, expert: int, rank: int, tie: int) -> None:
-        key = (rank, tie)
-        self._key[expert] = key
-        if len(self._heap) > 4 * len(self._key) + 64:
-            self._heap = [(k, e) for e, k in self._key.items()]
-            heapify(self._heap)
-        else:
-            heappush(self._heap, (key, expert))
+        self._moved.setdefault(expert, self._key.get(expert))
+        self._key[expert] = (rank, tie, expert)
 
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
 
     def evicted(self, expert: int) -> None:
-        self._key.pop(expert, None)
+        key = self._key.pop(expert, None)
+        if key is not None:
+            self._moved.setdefault(expert, key)
 
     def candidates(self) -> Iterator[int]:
-        seen: list[tuple[tuple[int, int], int]] = []
-        try:
-            while self._heap:
-                entry = heappop(self._heap)
-                if seen and entry == seen[-1]:
-                    continue  # placed twice under the same key; nobody may be offered twice
-                if self._key.get(entry[1]) == entry[0]:
-                    seen.append(entry)
-                    yield entry[1]
-        finally:
-            for entry in seen:
-                heappush(self._heap, entry)
+        if self._moved:
+            self._arrange()
+        return map(_NUMBER, self._order)
+
+    def _arrange(self) -> None:
+        """Put those whose key has changed in their places: one by one if they are few, or all anew."""
+        order, key = self._order, self._key
+        if 4 * len(self._moved) > len(order):
+            order[:] = sorted(key.values())
+        else:
+            for expert, before in self._moved.items():
+                if before is not None:
+                    del order[bisect_left(order, before)]
+                if expert in key:
+                    insort(order, key[expert])
+        self._moved.clear()
 
 
-class LFU(_Heap):
+class LFU(_Ranked):
     """Least often needed since it was loaded; ties by recency."""
 
     def __init__(self, first_call: np.ndarray) -> None:
@@ -160,10 +170,10 @@ class PerfectLFU(LFU):
     """Least often needed since the run began, in a slot or not; ties by recency."""
 
     def evicted(self, expert: int) -> None:
-        _Heap.evicted(self, expert)
+        _Ranked.evicted(self, expert)
 
 
-class Score(_Heap):
+class Score(_Ranked):
     """Lowest value first, as a policy last said; ties by recency. Values change by ``valued``."""
 
     def __init__(self, first_call: np.ndarray) -> None:
@@ -181,11 +191,14 @@ class Score(_Heap):
             self._place(expert, self._rank(expert), self._tick())
 
     def valued(self, first: int, values: np.ndarray) -> None:
-        for expert, value in enumerate(values.tolist(), first):
-            if value != self._values[expert]:
-                self._values[expert] = value
-                if expert in self._key:
-                    self._place(expert, self._rank(expert), self._key[expert][1])
+        end = first + len(values)
+        self._values[first:end] = values.tolist()
+        key = self._key
+        for expert in [e for e in key if first <= e < end] if len(key) < len(values) else range(first, end):
+            if expert in key:
+                rank, tie, _ = key[expert]
+                if rank != self._rank(expert):
+                    self._place(expert, self._rank(expert), tie)
 
 
 class ScoreLFU(Score):
@@ -212,7 +225,7 @@ class ScoreLFU(Score):
         self._uses.pop(expert, None)
 
 
-class NextUse(_Heap):
+class NextUse(_Ranked):
     """Belady's MIN: the expert needed farthest in the future goes first (L. A. Belady, IBM Systems J. 5(2), 1966)."""
 
     clairvoyant = True

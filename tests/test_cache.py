@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cache import ExpertCache, first_calls, next_calls, serve, waves
-from sim.eviction import EVICTIONS, NEVER
+from sim.eviction import EVICTIONS, NEVER, Eviction
 from traces.errors import InputError
 from traces.trace import Trace
 
@@ -325,3 +325,38 @@ def test_room_never_runs_over_with_unequal_sizes(sizes: list[int], capacity: int
         used = sum(cache.size[e] for e in range(len(cache.state)) if cache.state[e])
         assert 0 <= used == capacity - cache.free[0] <= capacity == cache.capacity[0]
         assert not any(cache.pinned)
+
+
+def tell(rule: Eviction, what: str, expert: int, number: int) -> None:
+    """One thing that happens to ``expert``."""
+    if what == "needed":
+        rule.needed(expert, 100 + number)
+    elif what == "valued":
+        rule.valued(expert, np.arange(number, number + min(3, 40 - expert)))
+    else:
+        getattr(rule, what)(expert)
+
+
+@given(
+    st.sampled_from([name for name in sorted(EVICTIONS) if name not in ("lru", "fifo")]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["needed", "loaded", "evicted", "valued"]), st.integers(0, 39), st.integers(-9, 9)
+        ),
+        max_size=60,
+    ),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_whether_the_order_is_asked_for_often_or_once_does_not_change_it(
+    name: str, events: list[tuple[str, int, int]]
+) -> None:
+    often, once = (EVICTIONS[name](np.full(40, NEVER, np.int64)) for _ in range(2))
+    for rule in (often, once):
+        for expert in range(0, 40, 2):  # enough that few of them move at a time
+            rule.loaded(expert)
+    for event in events:
+        tell(often, *event)
+        tell(once, *event)
+        asked = list(often.candidates())
+        assert len(set(asked)) == len(asked)
+    assert list(often.candidates()) == list(once.candidates())
