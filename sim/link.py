@@ -16,7 +16,7 @@ way with the bytes that it had moved. The victim is chosen when a transfer start
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -153,31 +153,47 @@ class Link:
 
     def request(self, expert: int, call: int, priority: int) -> None:
         """Ask for ``expert`` to be there for ``call``; see ``sim.plan.Requests`` for experts resident or queued."""
-        self.forget_if_passed(expert, self.passed + 1)
-        self.cache.requested(expert, call)
-        transfer = self.transfers.get(expert)
-        if transfer is not None:
-            outcome = "queued"
-            if not transfer.started and not transfer.demand and priority < transfer.priority:
-                transfer.priority = priority
-                if self.discipline != "fifo":
-                    self._enqueue(transfer)
-        elif self.cache.state[expert]:
-            outcome = "resident"
-        elif expert in self.awaited:
-            outcome = "queued"
-        else:
-            outcome = "issued"
-            self.counters.issued[self.phase] += 1
-            self._enqueue(self._new(expert, True, priority))
-        if self.observer:
-            self.observer.requested(self.env.now, expert, call, outcome)
+        self.request_all(((expert, call, priority),))
+
+    def request_all(self, requests: Iterable[tuple[int, int, int]]) -> None:
+        """``request`` one (expert, call, priority) after the other; what is for a call that has passed is left out."""
+        cache, transfers, passed, queued = self.cache, self.transfers, self.passed, self.discipline != "fifo"
+        state, observer = cache.state, self.observer
+        for expert, call, priority in requests:
+            if call <= passed:
+                continue
+            transfer = transfers.get(expert)
+            if transfer is not None and self._out_of_date(transfer, passed + 1):
+                self._cancel(transfer)
+                transfer = None
+            cache.requested(expert, call)
+            if transfer is not None:
+                outcome = "queued"
+                if priority < transfer.priority and not transfer.started and not transfer.demand:
+                    transfer.priority = priority
+                    if queued:
+                        self._enqueue(transfer)
+            elif state[expert]:
+                outcome = "resident"
+            elif expert in self.awaited:
+                outcome = "queued"
+            else:
+                outcome = "issued"
+                self.counters.issued[self.phase] += 1
+                self._enqueue(self._new(expert, True, priority))
+            if observer:
+                observer.requested(self.env.now, expert, call, outcome)
 
     def forget_if_passed(self, expert: int, call: int) -> None:
         """Drop a queued prefetch of ``expert`` that was for a call before ``call``."""
         transfer = self.transfers.get(expert)
-        if transfer and not transfer.started and not transfer.demand and self.cache.wanted_until[expert] < call:
+        if transfer is not None and self._out_of_date(transfer, call):
             self._cancel(transfer)
+
+    def _out_of_date(self, transfer: Transfer, call: int) -> bool:
+        """Whether that is a queued prefetch for a call before ``call``."""
+        wanted_until = self.cache.wanted_until
+        return wanted_until[transfer.expert] < call and not transfer.started and not transfer.demand
 
     @property
     def demanded(self) -> list[int]:
@@ -255,30 +271,37 @@ class Link:
 
     def _start_prefetch(self, before: int | None = None) -> bool:
         """Start the first queued prefetch that may start; one whose pool has no room waits in its place."""
+        queue, cache = self._queue, self.cache
         blocked: list[tuple[int, int, Transfer]] = []
         full: set[int] = set()
         started = False
-        while self._queue and not started and len(full) < len(self.cache.capacity):
-            entry = self._queue[0]
-            transfer = entry[2]
-            if before is not None and entry[1] > before:
+        while queue:
+            entry = queue[0]
+            priority, serial, transfer = entry
+            if before is not None and serial > before:
                 break
-            heappop(self._queue)
-            stale = entry[0] != transfer.priority and self.discipline != "fifo"
+            stale = priority != transfer.priority and self.discipline != "fifo"
             if stale or transfer.started or transfer.demand or self.transfers.get(transfer.expert) is not transfer:
+                heappop(queue)
                 continue
-            if self.cache.wanted_until[transfer.expert] <= self.passed:
+            if cache.wanted_until[transfer.expert] <= self.passed:
+                heappop(queue)
                 self._cancel(transfer)
                 continue
-            pool = self.cache.pool[transfer.expert]
-            if pool not in full and self._allot(transfer):
+            pool = cache.pool[transfer.expert]
+            if pool not in full:
+                started = self._allot(transfer)
+                if not started:
+                    full.add(pool)
+                    if len(full) == len(cache.capacity):
+                        break
+            heappop(queue)
+            if started:
                 self._run(transfer)
-                started = True
-            else:
-                full.add(pool)
-                blocked.append(entry)
+                break
+            blocked.append(entry)
         for entry in blocked:
-            heappush(self._queue, entry)
+            heappush(queue, entry)
         return started
 
     def _allot(self, transfer: Transfer) -> bool:
