@@ -195,9 +195,7 @@ class RealRun(Loop):
     def _steps(self) -> None:
         work, plan = self.work, self.plan
         offsets, experts = work.offsets.tolist(), work.expert.tolist()
-        tokens = np.cumsum(work.tokens) - work.tokens
-        ends = (tokens + work.tokens).tolist()
-        begins = tokens.tolist()
+        pairs = self._pairs()
         for number, phase in enumerate(work.schedule.phase.tolist()):
             self.link.phase = phase
             if plan.ring and not number:
@@ -213,12 +211,19 @@ class RealRun(Loop):
             for layer in range(work.n_layers):
                 call = number * work.n_layers + layer
                 first, end = offsets[call], offsets[call + 1]
-                base = begins[first] if end > first else 0
                 needed = experts[first:end]
-                of = {needed[i - first]: (begins[i] - base, ends[i] - base) for i in range(first, end)}
+                of = dict(zip(needed, pairs[first:end], strict=True))
                 self._until_route(step, layer, call, phase == PREFILL)
                 self._call(call, number, first, needed, of, step, take[layer])
             self._finish(step, number, phase == PREFILL)
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """The pairs of each look-up, from and to, counted from the first of its call."""
+        work = self.work
+        ends = np.cumsum(work.tokens)
+        begins = ends - work.tokens
+        base = begins[work.offsets[work.call]]
+        return list(zip((begins - base).tolist(), (ends - base).tolist(), strict=True))
 
     def _step(self, number: int, prompt: bool) -> tuple[Step, list[Rows]]:
         """The tensors of a step and the row of each pair of each layer."""
@@ -285,7 +290,8 @@ class RealRun(Loop):
         """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
         link, plan = self.link, self.plan
         late = self._look_up(call, needed, first)
-        since = self.device.compute.mark() if late or MISS in self.found[first : first + len(needed)] else None
+        absent = self.found.find(MISS, first, first + len(needed)) >= 0
+        since = self.device.compute.mark() if late or absent else None
         rest = self._rest(call, late) if plan.ring else []
         link.passed = call
         moment = call + number + 1
@@ -306,13 +312,15 @@ class RealRun(Loop):
         beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
         last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
         link.kick()
+        streams = self._streams(call)
         if decision is not None:
             if thought is None:
                 self._revalue(decision)
             self._ask(decision)
-        if self._streams(call):
+        if streams:
             self._stream_next_layer(call + 1)
-        link.kick()
+        if streams or decision is not None:
+            link.kick()
         self._launch_late(call, groups[0], waiting, late, of, step, take, last)
         for group in groups[1:]:
             self._await_free()
@@ -321,9 +329,8 @@ class RealRun(Loop):
             link.kick()
             last = self._launch_ready(call, ready, waiting, late, None, of, step, take)
             self._launch_late(call, group, waiting, late, of, step, take, last)
-        for transfer in rest:
-            if link.transfers.get(transfer.expert) is transfer:
-                self._stand_still(call, transfer, late=True)
+        if rest:
+            self._stand_still_for_rest(call, rest)
         if hosted:
             self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
 
@@ -371,7 +378,7 @@ class RealRun(Loop):
     ) -> None:  # fmt: skip
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
         for transfer in waiting:
-            there = self._stand_still(call, transfer, transfer.expert in late, last)
+            there = self._stand_still(call, [transfer], transfer.expert in late, last)
             last = self._launch(call, [transfer.expert], of, step, take, there)
             self.cache.used[transfer.expert] = 1
             self.link.poll()

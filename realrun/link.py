@@ -131,8 +131,11 @@ class CopyLink(Link):
 
     def _advance(self, some: bool = False) -> None:
         """Start whatever may start: all demands, or ``some``, and prefetches while little is handed over."""
-        self._fill()
+        if self._running is not None:
+            self._fill()
         while self._running is None and ((self._demands and not some) or self._handed < self._ahead):
+            if not (self._demands or self._queue or self._paused):
+                return
             before = self._stretches
             self._next()
             if self._stretches == before:
@@ -163,28 +166,34 @@ class CopyLink(Link):
     def _hand_over(self, transfer: Transfer, end: int) -> None:
         """Copy bytes from where the transfer is to ``end``."""
         expert, begin = transfer.expert, transfer.moved
-        slot = self.slots.slot[expert]
-        source, target = self._store.expert(expert), self.slots.rows[slot]
+        self._stretches += 1
+        self.counters.moved(transfer.prefetch, transfer.phase, end - begin)
+        self._handed += end - begin
+        transfer.moved = end
         if not self._flying:
             self._busy_since = time.perf_counter_ns()
-        long = end - begin > LONG_BYTES and bool(self._queue) and not self._demands
-        for stop in (end - self._piece, end) if long else (end,):
-            self._device.copy(target, source, begin, stop)
-            whole = stop == transfer.body
-            if whole and self._stamped:
-                self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])
-            # The event of a whole expert is waited for by others: it is not used again.
-            event = self._device.copies.record(self._idle_events.pop() if self._idle_events and not whole else None)
-            self._flying.append((event, stop - begin, transfer if whole else None))
-            self._handed += stop - begin
-            begin = stop
-        self._stretches += 1
-        self.counters.moved(transfer.prefetch, transfer.phase, end - transfer.moved)
-        transfer.moved = end
-        if end == transfer.body:
-            landed: Any = event
-            transfer.event = landed
-            self._running = None
+        slot, whole = self.slots.slot[expert], end == transfer.body
+        source, target = self._store.expert(expert), self.slots.rows[slot]
+        if end - begin > LONG_BYTES and self._queue and not self._demands:
+            self._device.copy(target, source, begin, end - self._piece)
+            self._flying.append((self._passed(), end - self._piece - begin, None))
+            begin = end - self._piece
+        self._device.copy(target, source, begin, end)
+        if not whole:
+            self._flying.append((self._passed(), end - begin, None))
+            return
+        if self._stamped:
+            self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])
+        # The event of a whole expert is waited for by others: it is not used again.
+        landed: Any = self._device.copies.record()
+        self._flying.append((landed, end - begin, transfer))
+        transfer.event = landed
+        self._running = None
+
+    def _passed(self) -> Event:
+        """The point after what was copied last, which nobody but ``poll`` looks at."""
+        again = self._idle_events.pop() if self._idle_events else None
+        return self._device.copies.record(again)
 
     def _land(self, transfer: Transfer) -> None:
         del self.transfers[transfer.expert]

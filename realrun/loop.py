@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,21 +122,21 @@ class Loop:
 
     def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
         """Find each needed expert resident, under way or absent; return those under way."""
-        cache, link, counters, found = self.cache, self.link, self.counters, self.found
+        cache, link, found = self.cache, self.link, self.found
+        state, used, pool, rules, next_call = cache.state, cache.used, cache.pool, cache.rules, self._next_call
         late: set[int] = set()
         for i, expert in enumerate(needed, first):
-            state = cache.state[expert]
-            if state == RESIDENT:
-                if not cache.used[expert]:
+            if state[expert] == RESIDENT:
+                if not used[expert]:
                     found[i] = PREFETCH_HIT
-                    cache.used[expert] = 1
-                    counters.useful_prefetch(expert)
+                    used[expert] = 1
+                    self.counters.useful_prefetch(expert)
             else:
                 link.forget_if_passed(expert, call)
                 transfer = link.transfers.get(expert)
                 if transfer is not None:
-                    found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
-                    counters.late[transfer.phase] += 1
+                    found[i] = LATE_IN_FLIGHT if state[expert] == LOADING else LATE_QUEUED
+                    self.counters.late[transfer.phase] += 1
                     late.add(expert)
                     link.demand(expert)
                 else:
@@ -143,43 +144,50 @@ class Loop:
                     found[i] = HOSTED if hosted else MISS
                     if hosted:
                         continue  # it gets no slot, so its pool's rule hears nothing of it
-            cache.needed(expert, self._next_call[i] if self._next_call else NEVER)
+            rules[pool[expert]].needed(expert, next_call[i] if next_call else NEVER)
         return late
 
     def _rest(self, call: int, late: set[int]) -> list[Transfer]:
         """Insist on what was requested for ``call``, is under way and is not needed; return it."""
         link, wanted, n_experts = self.link, self.cache.wanted_until, self.n_experts
-        layer = call % self.n_layers * n_experts
+        first = call % self.n_layers * n_experts
         return [
             link.insist(expert)
-            for expert in range(layer, layer + n_experts)
-            if expert not in late and wanted[expert] == call and expert in link.transfers
+            for expert in range(first, first + n_experts)
+            if expert in link.transfers and expert not in late and wanted[expert] == call
         ]
 
     def _claim(self, group: list[int]) -> tuple[list[int], list[Transfer]]:
         """Pin a wave and demand what it lacks: what is resident, and what to wait for, those under way first."""
-        cache, link = self.cache, self.link
+        link, pinned, state = self.link, self.cache.pinned, self.cache.state
         ready: list[int] = []
         under_way: list[Transfer] = []
         absent: list[Transfer] = []
         for expert in group:
-            cache.pinned[expert] = 1
-            if cache.state[expert] == RESIDENT:
+            pinned[expert] = 1
+            if state[expert] == RESIDENT:
                 ready.append(expert)
             else:
                 (under_way if expert in link.transfers else absent).append(link.demand(expert))
         return ready, under_way + absent
 
-    def _stand_still(self, call: int, transfer: Transfer, late: bool, since: Event | None = None) -> Event:
-        """Have the computing stream wait for ``transfer``, from ``since`` on or now, and time that; returns its end."""
+    def _stand_still(self, call: int, transfers: list[Transfer], late: bool, since: Event | None = None) -> Event:
+        """Have the computing stream wait for ``transfers``, from ``since`` or now, and time that; returns its end."""
         idle = self.device.compute.mark() if since is None else since
-        if transfer.event is None:  # no slot is free yet
-            self._until(lambda: transfer.event is not None, "a slot for expert", transfer.expert)
-        self._wait_for(transfer)
+        for transfer in transfers:
+            if transfer.event is None:  # no slot is free yet
+                self._until(partial(_handed_over, transfer), "a slot for expert", transfer.expert)
+            self._wait_for(transfer)
         end: Event = self.device.compute.mark()
         stalls = self.times.stall_late if late else self.times.stall_demand
         stalls.append((call, idle, end))
         return end
+
+    def _stand_still_for_rest(self, call: int, rest: list[Transfer]) -> None:
+        """Have the computing stream wait for what of ``rest`` is still under way, though nobody needs it."""
+        under_way = [transfer for transfer in rest if self.link.transfers.get(transfer.expert) is transfer]
+        if under_way:
+            self._stand_still(call, under_way, late=True)
 
     def _wait_for(self, transfer: Transfer) -> None:
         """The computing stream waits for a copy; the host does not."""
@@ -304,18 +312,14 @@ class Loop:
             self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
-        link = self.link
-        for number, (expert, call, priority) in enumerate(requests, 1):
-            if call > link.passed:
-                link.request(expert, call, priority)
-            if not number % REQUESTS_BETWEEN_LOOKS:
-                link.poll()
+        for first in range(0, len(requests), REQUESTS_BETWEEN_LOOKS):
+            if first:
+                self.link.poll()
+            self.link.request_all(requests[first : first + REQUESTS_BETWEEN_LOOKS])
 
     def _stream_next_layer(self, call: int) -> None:
-        n_experts = self.n_experts
-        layer = call % self.n_layers
-        for expert in range(layer * n_experts, (layer + 1) * n_experts):
-            self.link.request(expert, call, call)
+        first = call % self.n_layers * self.n_experts
+        self.link.request_all([(expert, call, call) for expert in range(first, first + self.n_experts)])
 
     def _spent(self, spans: list[tuple[int, Event, Event]], size: int) -> np.ndarray:
         """Device time between marks, summed by number, of the first ``size`` numbers."""
@@ -324,6 +328,10 @@ class Loop:
             if index < size:
                 total[index] += self.device.between(begin, end)
         return total
+
+
+def _handed_over(transfer: Transfer) -> bool:
+    return transfer.event is not None
 
 
 @contextmanager

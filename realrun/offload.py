@@ -218,7 +218,7 @@ class OffloadLoop(Loop):
             self._until(lambda: expert in self._claimed, "a slot for expert", expert)
             transfer = self._claimed.pop(expert)
             if transfer is not None and self.cache.state[expert] != RESIDENT:
-                self._stand_still(self._call_number, transfer, expert in self._late)
+                self._stand_still(self._call_number, [transfer], expert in self._late)
             self.cache.used[expert] = 1
             self._current = expert
             if self.checker:
@@ -233,9 +233,7 @@ class OffloadLoop(Loop):
         self._claimed.clear()
         self._to_claim.clear()
         self.link.awaited.clear()
-        for transfer in self._insisted:
-            if self.link.transfers.get(transfer.expert) is transfer:
-                self._stand_still(self._call_number, transfer, late=True)
+        self._stand_still_for_rest(self._call_number, self._insisted)
 
     def _leave_current(self) -> None:
         if self._current >= 0:
