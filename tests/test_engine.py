@@ -205,12 +205,23 @@ def longer(work: Workload, witness: Witness) -> np.ndarray:
 def test_the_link_never_rests_while_the_gpu_waits_for_an_expert(case: tuple[World, str, Plan]) -> None:
     # So no run takes longer than all of its work and all of its copies, one after another.
     world, _, plan = case
-    witness, _ = witnessed(world, plan)
-    moving = [(event.begin, event.end) for event in witness.of("transfer")]
-    for stall in witness.of("stall"):
-        if stall.detail[2] != "host":
-            within = [max(0, min(end, stall.end) - max(begin, stall.begin)) for begin, end in moving]
-            assert sum(within) == stall.end - stall.begin
+    witness, log = witnessed(world, plan)
+    begin, end = spans(witness.of("transfer"))
+    before = np.append(0, np.cumsum(end - begin))
+    begin = np.append(begin, log.finish[-1])
+
+    def moving(until: np.ndarray) -> np.ndarray:
+        """How long the link has moved something by then."""
+        over = np.searchsorted(end, until, "right")
+        return before[over] + np.maximum(0, until - begin[over])
+
+    since, until = spans([stall for stall in witness.of("stall") if stall.detail[2] != "host"])
+    assert (moving(until) - moving(since) == until - since).all()
+
+
+def spans(events: list[Event]) -> np.ndarray:
+    """Begins and ends (2, N)."""
+    return np.array([(event.begin, event.end) for event in events], np.int64).reshape(-1, 2).T
 
 
 @given(planned())
