@@ -273,8 +273,8 @@ class RealRun(Loop):
         end = compute.mark()
         self._await(end, "the token of step", number)
         self.times.head.append((number, begin, end))
+        self._busy.append(self.link.busy_ns())  # before the clock is read: the link is no longer busy than the step lasts
         self.finish.append(time.perf_counter_ns() - self._start)
-        self._busy.append(self.link.busy_ns())
         if self.checker:
             self.checker.read(number)
         if self._keep_outputs:
