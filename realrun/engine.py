@@ -273,7 +273,7 @@ class RealRun(Loop):
         end = compute.mark()
         self._await(end, "the token of step", number)
         self.times.head.append((number, begin, end))
-        self._busy.append(self.link.busy_ns())  # before the clock is read: the link is no longer busy than the step lasts
+        self._busy.append(self.link.busy_ns())  # before the clock: no longer than the step lasts
         self.finish.append(time.perf_counter_ns() - self._start)
         if self.checker:
             self.checker.read(number)
