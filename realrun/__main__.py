@@ -196,8 +196,8 @@ def validate(
 ) -> None:
     """Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
 
-    Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv, .json
-    and .png, brought up to date after every pair of runs.
+    Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv and
+    .json, brought up to date after every pair of runs, and at the end .png; before the first pair it stays as it is.
 
     For example:
 

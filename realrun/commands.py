@@ -52,6 +52,8 @@ def replay_command(asked: Asked) -> None:
     """
     read = [asked.trace, *(asked.profile or bundled_traces()), asked.model, asked.hardware, asked.software]
     keep_apart(read, {"--json": asked.json})
+    if not asked.policies:
+        raise InputError("--policy: expected at least one")
     wanted = [name.split(",") for name in asked.policies]
     learns = any(policy_class(name).learns for name, *_ in wanted)
     here = scene(
@@ -64,27 +66,31 @@ def replay_command(asked: Asked) -> None:
         here = first_steps(here, asked.steps)
     given = [values_of([*settings, *asked.set_], "--set") for _, *settings in wanted]
     plans = [plan_for(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
+    limit = host_bytes_of(asked.host_memory)
     reports: list[Report] = []
-    with written(asked.json) as write, interruptible() as stop:
-        limit = host_bytes_of(asked.host_memory)
+    with written(asked.json) as write:
         with open_rig(
             here.model, asked.device, shared=asked.shared, limit=limit, seed=asked.seed, say=_say
-        ) as rig, Watch("replay") as watch:  # fmt: skip
+        ) as rig, interruptible() as stop, Watch("replay") as watch:  # fmt: skip
             for (name, *_), values, (plan, parameters) in zip(wanted, given, plans, strict=True):
                 kind, total = policy_class(name), here.work.schedule.n_steps
                 progress = lambda steps, total=total, name=kind.name: watch.at(steps / total, name)  # noqa: E731
-                reports.append(
-                    run(
+                try:
+                    one = run(
                         here, plan, rig, policy=kind.name, parameters=parameters, given=values, check=asked.check,
                         stop=stop, progress=progress,
-                    )
-                )  # fmt: skip
+                    )  # fmt: skip
+                except KeyboardInterrupt:  # before its first step was over
+                    if not (stop() and reports):
+                        raise
+                    break
+                reports.append(one)
                 if stop():
                     break
         data = [report.to_json() for report in reports]
         write(data if len(wanted) > 1 else data[0])
     show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), asked.json)
-    if not reports[-1].settings["complete"]:
+    if len(reports) < len(wanted) or not reports[-1].settings["complete"]:
         raise KeyboardInterrupt
 
 

@@ -31,6 +31,9 @@ from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
 from traces.words import amount
 
+WIDTHS = ", widths / "
+"""What the name of a model whose widths were divided says."""
+
 
 @dataclass
 class Rig:
@@ -191,7 +194,7 @@ def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
     hidden, inner, attention = part(model.hidden), part(model.expert_ffn), model.attention
     return replace(
         model,
-        name=f"{model.name}, widths / {divisor}",
+        name=f"{model.name}{WIDTHS}{divisor}",
         hidden=hidden,
         expert_ffn=inner,
         expert_bytes=(2 * model.expert_matrices * hidden * inner,) * model.routed_layers,

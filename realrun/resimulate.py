@@ -13,7 +13,7 @@ from typing import Any
 
 from realrun.agreement import compare
 from realrun.record import FILES, Record
-from realrun.replay import first_steps
+from realrun.replay import WIDTHS, first_steps
 from realrun.validate import link_shares, named, simulate
 from sim.metrics import Report
 from sim.policies import policy_class
@@ -42,11 +42,13 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         was, reports, components = dict(data["provenance"]), data["reports"], data["components"]
         measured = {(row["policy"], row["cache"], row["component"]): row["measured"] for row in components}
         steps = None if was["decode_steps"] in (None, "None") else int(was["decode_steps"])
-        model, of_trace, sha256 = was["model"], was["trace"], was["trace_sha256"]
+        model, of_trace, sha256 = str(was["model"]), was["trace"], was["trace_sha256"]
         pairs = [(str(report["policy"]), str(report["cache"]), dict(report["measured"])) for report in reports]
         first = {"measured with": was["code"], "measured by": data["command"]}  # not if it has been simulated again
         provenance = {**first, **was, "code": code_version()}
         record = Record(command, provenance, complete=data["complete"], left_out=list(data["left_out"]))
+    if WIDTHS in model:
+        raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
     learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
@@ -70,7 +72,7 @@ def _as_written(source: Path) -> Iterator[None]:
     """Around whatever reads the record: one that is damaged, or no record, is an InputError."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{source}: expected the validation.json that validate writes") from None
 
 

@@ -21,8 +21,8 @@ from sim.metrics import Report
 from sim.model import ModelSpec, load_model
 from sim.output import values_of
 from sim.plan import Plan
-from sim.policies import policy_class
-from sim.replay import Scene, bundled_traces, describe, plan_for, scene
+from sim.policies import parameters_of, policy_class
+from sim.replay import Scene, bundled_traces, describe, lacking, plan_for, scene
 from sim.software import DEFAULT_SOFTWARE, MEASURED
 from sim.terms import settle
 from traces.errors import InputError
@@ -98,7 +98,10 @@ def validate(asked: Asked, command: str) -> Record:
     keep_apart(read, {}, folders={"-o": (asked.folder, files)})
     import matplotlib  # noqa: F401 (where it is not installed, that is said now)
 
-    wanted = [named(entry) for entry in asked.policies]
+    for option, given in (("--policies", asked.policies), ("--cache", asked.caches)):
+        if not given:
+            raise InputError(f"{option}: expected at least one")
+    wanted = [named(entry) for entry in dict.fromkeys(asked.policies)]
     names = [name for name, _, _ in wanted]
     machine = Machine(asked.device)
     if asked.hardware is None:  # what is wrong is found before a minute of measuring
@@ -106,36 +109,42 @@ def validate(asked: Asked, command: str) -> Record:
         _scenes(replace(asked, software=software), DEFAULT_HARDWARE, names)
     profile, scenes = _measured(asked, machine, names)
     first = next(iter(scenes.values()))
+    reasons = {name: lacking(first, policy_class(name)) for name in names}
+    if all(reasons.values()):  # found before experts are pinned
+        raise InputError(f"nothing can be run: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}")
     record = Record(command, _provenance(first, machine, asked), profile=profile)
-    with interruptible() as stop:
-        with _rig(first.model, asked) as rig:
-            pairs = [(cache, entry) for entry in wanted for cache in scenes]
-            for number, (cache, (name, label, values)) in enumerate(pairs, 1):
-                begin = time.monotonic()
-                try:
-                    pair = None if stop() else _both(scenes[cache], name, values, rig, asked, stop)
-                except InputError as reason:
-                    record.left_out.append(f"{label} at {cache}: {reason}")
-                    continue
-                if pair is None:  # half a run is no pair
-                    break
-                _add(record, cache, label, *pair, scenes[cache])
-                record.write(asked.folder)
-                _say(record, number, len(pairs), time.monotonic() - begin)
-            else:
-                record.complete = True
-        if record.complete and not record.rows:
-            raise InputError(f"nothing could be run: {'; '.join(record.left_out)}")
+    with _rig(first.model, asked) as rig, interruptible() as stop:
+        pairs = [(cache, entry) for entry in wanted for cache in scenes]
+        for number, (cache, (name, label, values)) in enumerate(pairs, 1):
+            begin = time.monotonic()
+            try:
+                pair = None if stop() else _both(scenes[cache], name, values, rig, asked, stop)
+            except InputError as reason:
+                record.left_out.append(f"{label} at {cache}: {reason}")
+                continue
+            if pair is None:  # half a run is no pair
+                break
+            _add(record, cache, label, *pair, scenes[cache])
+            record.write(asked.folder)
+            _say(record, number, len(pairs), time.monotonic() - begin)
+        else:
+            record.complete = True
+    if record.complete and not record.rows:
+        raise InputError(f"nothing could be run: {'; '.join(record.left_out)}")
+    try:
         if asked.baseline and record.complete:
             record.baselines = baselines(machine, first.model, record.reports)
-    record.write(asked.folder, plot=True)
+    finally:  # also if a person does not wait for them
+        record.write(asked.folder, plot=True)
     return record
 
 
 def named(entry: str) -> tuple[str, str, dict[str, object]]:
-    """A policy's name, how it is shown, its parameters. Raises InputError."""
+    """A policy's name, how it is shown, its parameters. Raises InputError for a policy or parameters that are not."""
     name, *settings = entry.split(",")
-    return policy_class(name).name, entry, values_of(settings, f"--policies {name}:")
+    values = values_of(settings, f"--policies {name}:")
+    parameters_of(name, dict(values))
+    return policy_class(name).name, entry, values
 
 
 def _measured(asked: Asked, machine: Machine, policies: Sequence[str]) -> tuple[str, dict[str, Scene]]:

@@ -170,6 +170,46 @@ def test_an_interruption_that_gets_lost_is_raised_again(tmp_path, where):
     assert where == "end" or not list(tmp_path.iterdir())
 
 
+# A command that is interrupted in the import of a library, which may catch whatever comes.
+IMPORTING = """
+import sys, time
+import traces.cli
+from cyclopts import App
+app = App()
+@app.default
+def work(patience: float) -> None:
+    traces.cli._PATIENCE = patience
+    import library
+    print("imported", flush=True)
+    time.sleep(60)
+sys.exit(traces.cli.run(app))
+"""
+LIBRARY = """
+import time
+try:
+    print("begun", flush=True)
+    time.sleep({})
+except {}:
+    print("caught", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "catches", "patience"), [(1, "BaseException", 60), (60, "ValueError", 0.2)])
+def test_an_interruption_waits_for_the_end_of_an_import_but_not_for_long(tmp_path, seconds, catches, patience):
+    (tmp_path / "library.py").write_text(LIBRARY.format(seconds, catches))
+    (tmp_path / "main.py").write_text(IMPORTING)
+    running = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py"), str(patience)], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=30)
+    assert (running.returncode, error) == (130, "interrupted\n")
+    assert "caught" not in out
+
+
 def test_handlers_are_as_before_after_a_command():
     before = signal.getsignal(signal.SIGTERM)
     assert run(app_that(InputError("x")), []) == 2

@@ -244,6 +244,7 @@ def test_the_command_prints_the_text_and_says_what_it_took(
         (["--tokens", "100000000000"], "the model has 131072 positions; expected at most 131070"),
         (["--prompt", "the " * 131072], "--prompt: 131072 tokens; expected fewer than the 131072 positions"),
         (["--model", ""], "--model '': expected a checkpoint's folder"),
+        (["--model", __file__], "test_generate.py: is a file; expected the folder of a checkpoint"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line_before_the_model_is_loaded(

@@ -20,7 +20,7 @@ from realrun.__main__ import main
 from realrun.device import HostDevice, open_device
 from realrun.device_cache import DeviceCache, Room
 from realrun.host_store import HostStore, checksum, host_bytes
-from realrun.replay import open_rig, scaled
+from realrun.replay import open_rig, run, scaled
 from sim.cache import LOADING, RESIDENT
 from sim.model import load_model
 from sim.terms import Slots
@@ -95,6 +95,7 @@ def test_several_policies_share_one_store(trace: Path, tmp_path: Path, capsys: p
         ),
         (["--host-memory", "1"], "needs 21.01 MiB and 1 B are free; give --shared N to keep fewer"),
         (["--policy", "nonsense"], "policy 'nonsense' is unknown"),
+        (["--policy"], "--policy: expected at least one"),
         (["--device", "tpu"], "device 'tpu'"),
         (["--json", "/nowhere/told.json"], "/nowhere"),
     ],
@@ -102,8 +103,9 @@ def test_several_policies_share_one_store(trace: Path, tmp_path: Path, capsys: p
 def test_what_cannot_be_is_refused_in_one_line(
     trace: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"--device": "cpu", "--scale": "64"} | dict(zip(more[::2], more[1::2], strict=True))
-    assert said in refused([str(trace), *(word for pair in options.items() for word in pair)], capsys)
+    small = {"--device": "cpu", "--scale": "64"}
+    rest = [word for option, value in small.items() if option not in more for word in (option, value)]
+    assert said in refused([str(trace), *rest, *more], capsys)
 
 
 def test_g_24_1_without_a_gpu_there_is_one_line(trace: Path) -> None:
@@ -327,3 +329,47 @@ def test_g_18_4_what_was_measured_before_an_interruption_is_reported_as_incomple
     assert report["tokens"] == 2  # a prefill and two decode steps
     assert any("INCOMPLETE: interrupted after 3 of 10 steps" in note for note in report["notes"])
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_g_18_4_policies_that_were_run_before_an_interruption_are_reported(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def once(*arguments: Any, policy: str, **options: Any) -> Any:
+        begun.append(policy)
+        if policy == "fifo":
+            raise KeyboardInterrupt
+        return run(*arguments, policy=policy, **options)
+
+    @contextmanager
+    def then() -> Iterator[Callable[[], bool]]:
+        yield lambda: "fifo" in begun
+
+    monkeypatch.setattr("realrun.commands.run", once)
+    monkeypatch.setattr("realrun.commands.interruptible", then)
+    told = tmp_path / "told.json"
+    asked = ["--policy", "lru", "fifo", "lfu", "--device", "cpu", "--scale", "128", "--json", str(told)]
+    assert main(["replay", str(trace), *asked]) == 130
+    assert [(report["policy"], report["settings"]["complete"]) for report in json.loads(told.read_text())] == [
+        ("lru", True)
+    ]
+    assert begun == ["lru", "fifo"]
+
+
+@pytest.mark.parametrize("command", ["replay", "validate"])
+def test_what_comes_before_the_first_run_is_interrupted_at_once(
+    trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"replay": "commands", "validate": "validate"}[command]
+    monkeypatch.setattr(f"realrun.{module}.interruptible", lambda: pytest.fail("an interruption would only be noted"))
+
+    def pinning(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("realrun.replay.HostStore", pinning)
+    options = {"replay": ["--json", str(tmp_path / "told.json")], "validate": ["-o", str(tmp_path / "out")]}[command]
+    named = {"replay": ["--policy", "lru"], "validate": ["--policies", "lru"]}[command]
+    small = ["--hardware", "h200", "--device", "cpu", "--scale", "128"]
+    assert main([command, str(trace), *named, *small, *options]) == 130
+    assert not list(tmp_path.iterdir())

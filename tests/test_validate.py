@@ -106,11 +106,24 @@ def test_what_takes_no_time_is_not_compared_by_itself() -> None:
     assert (without.throughput_worst, without.throughput_mean, without.pairs) == (None, None, 1)
 
 
-def test_prompts_alone_are_compared_as_well(tmp_path) -> None:
+def routes(path: Path, phase: list[int]) -> Path:
     rng = np.random.default_rng(1)
-    routes = rng.permuted(np.tile(np.arange(8), (6, 32, 1)), axis=2)[:, :, :2]
-    make_trace(routes, n_experts=8, phase=[0] * 6, name="mixtral-8x7b").save(tmp_path / "prompts.npz")
-    prompts = asked(tmp_path / "out", trace=tmp_path / "prompts.npz", policies=["lru"], steps=None, seconds=1)
+    experts = rng.permuted(np.tile(np.arange(8), (len(phase), 32, 1)), axis=2)[:, :, :2]
+    make_trace(experts, n_experts=8, phase=phase, name="mixtral-8x7b").save(path)
+    return path
+
+
+def test_policies_of_which_none_can_run_are_refused_before_experts_are_pinned(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(realrun.validate, "_rig", lambda *_: pytest.fail("experts are being pinned"))
+    trace = routes(tmp_path / "bare.npz", [0, 0, 1, 1])
+    with pytest.raises(InputError, match=r"nothing can be run: popularity: it learns from .*; domoe: .* no array emb"):
+        validate(asked(tmp_path / "out", trace=trace, policies=["popularity", "domoe"], profile=None), "x")
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_alone_are_compared_as_well(tmp_path) -> None:
+    trace = routes(tmp_path / "prompts.npz", [0] * 6)
+    prompts = asked(tmp_path / "out", trace=trace, policies=["lru"], steps=None, seconds=1)
     record = validate(prompts, "x")
     assert "throughput: off by – on average, – at worst" in record.verdict()
     assert json.loads((tmp_path / "out" / FILES[0]).read_text())["summary"]["throughput_worst"] is None
@@ -192,6 +205,18 @@ def test_with_a_finished_pair_all_that_is_there_is_of_these_runs(tmp_path, monke
     assert (tmp_path / FILES[3]).read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_are_kept_where_baselines_are_not_waited_for(tmp_path, monkeypatch) -> None:
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(realrun.validate, "baselines", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        validate(asked(tmp_path, policies=["lru", "lru"], baseline=True), "x")
+    data = json.loads((tmp_path / FILES[0]).read_text())
+    assert data["complete"] and data["baselines"] == {} and len(data["reports"]) == 1  # who is named twice runs once
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+
+
 def test_files_of_a_record_appear_together_or_not_at_all(finished: Record, tmp_path, monkeypatch) -> None:
     for name in FILES:
         (tmp_path / name).write_text("earlier")
@@ -233,9 +258,13 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
         ["--seconds", "-1"],
         ["--seconds", "nan"],
         ["--seconds", "inf"],
+        ["--cache"],
+        ["--policies"],
+        ["--policies", "lru,colour=red"],
     )
     for wrong in wrongs:  # nothing is measured first
-        assert main(["validate", str(TRACE), "--policies", "lru", *measured, *wrong]) == 2
+        policies = [] if "--policies" in wrong else ["--policies", "lru"]
+        assert main(["validate", str(TRACE), *policies, *measured, *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     file = tmp_path / "file"
@@ -363,6 +392,16 @@ def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsy
         some.write_text(json.dumps(then | odd))
         assert main(again) == 2
         assert capsys.readouterr().err.startswith(f"error: {some}: ")
+    some.unlink()
+    assert main(again) == 2
+    assert capsys.readouterr().err == f"error: {some}: No such file or directory\n"
+
+
+def test_runs_at_divided_widths_are_not_simulated_again(finished: Record, tmp_path, capsys) -> None:
+    finished.write(tmp_path)
+    made = tmp_path / FILES[0]
+    assert main(["resimulate", str(made), str(TRACE), "-o", str(tmp_path / "again")]) == 2
+    assert "of mixtral-8x7b, widths / 128; expected runs at true size, without --scale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

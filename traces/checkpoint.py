@@ -39,6 +39,8 @@ def located(model: str | Path) -> Path:
         except Exception as error:  # the hub's client raises errors of many libraries
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{model}: no such folder, and the hub does not give it ({reason})") from None
+    if folder.is_file():
+        raise InputError(f"{folder}: is a file; expected the folder of a checkpoint")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no checkpoint of a model (config.json is not there)")
     return folder

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
@@ -21,6 +22,7 @@ _STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 _ENDING = (signal.SIG_DFL, signal.default_int_handler, end)
 _EXTRAS = dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "tokenizers"), "torch")
 _EXTRAS |= dict.fromkeys(("matplotlib", "scipy"), "analysis")
+_PATIENCE = 2.0  # seconds that an import is given to end after a signal
 _INTERRUPTED, _PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
 
 
@@ -92,28 +94,38 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
 def _stoppable() -> Iterator[None]:
     """Raise _Stopped where a signal would end the process at once; one that is ignored (nohup) stays so.
 
-    What is raised while a compiler calls back into Python, or in a finaliser, is lost; so it is raised again.
+    What is raised while a compiler calls back into Python, or in a finaliser, is lost; so it is raised again. In the
+    import of a library it may be lost as well, or end the process with the library's own words; so it waits a little.
     """
     stopped: list[_Stopped] = []
+    patience: list[float] = []
     before = {n: signal.getsignal(n) for n in _STOPS} if threading.current_thread() is threading.main_thread() else {}
     before = {number: handler for number, handler in before.items() if handler in _ENDING}
     hook = sys.unraisablehook
 
-    def stop(number: int, _: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)  # a second one must not break the cleaning up
         stopped.append(_Stopped(number))
-        raise stopped[0]
+        patience.append(time.monotonic() + _PATIENCE)
+        again(number, frame)
 
     def lost(what: "sys.UnraisableHookArgs") -> None:
         if what.exc_value not in stopped:
             hook(what)
-        elif hasattr(signal, "setitimer"):
+        else:
+            soon()
+
+    def soon() -> None:
+        if hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, again)
             signal.setitimer(signal.ITIMER_REAL, 0.01)
 
-    def again(*_: object) -> None:
-        raise stopped[0]
+    def again(_: int, frame: FrameType | None) -> None:
+        if hasattr(signal, "setitimer") and _importing(frame) and time.monotonic() < patience[0]:
+            soon()
+        else:
+            raise stopped[0]
 
     for number in before:
         signal.signal(number, stop)
@@ -130,6 +142,15 @@ def _stoppable() -> Iterator[None]:
             signal.signal(signal.SIGALRM, signal.SIG_DFL if alarm is again else alarm)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether ``frame`` belongs to an import that a command began."""
+    while frame is not None and frame.f_code is not run.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _quietly(status: int, line: str = "") -> int:
