@@ -95,7 +95,8 @@ class ExpertCache:
                 if state[other] != RESIDENT or pinned[other]:
                     continue
                 if wanted_until[other] > passed:
-                    wanted.append(other)
+                    if demand:
+                        wanted.append(other)
                     continue
                 victims.append(other)
                 missing -= self.size[other]
@@ -103,7 +104,7 @@ class ExpertCache:
                     break
             if hasattr(candidates, "close"):
                 candidates.close()
-            if missing > 0 and demand:
+            if missing > 0:
                 for other in wanted:
                     victims.append(other)
                     missing -= self.size[other]

@@ -18,6 +18,7 @@ way with the bytes that it had moved. The victim is chosen when a transfer start
 from bisect import insort
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Protocol
 
 from simpy import Event
@@ -139,8 +140,10 @@ class Link:
             return transfer
         transfer.demand = transfer.needed = True
         if transfer is not self._running:
-            # A demand that joins keeps the place in line of its prefetch where order of issue is all that counts.
-            insort(self._demands, transfer, key=lambda t: t.serial if self.discipline == "fifo" else 0)
+            if self.discipline == "fifo":  # a demand that joins keeps the place in line of its prefetch
+                insort(self._demands, transfer, key=attrgetter("serial"))
+            else:
+                self._demands.append(transfer)
         if transfer is self._paused:
             self._paused = None
         return transfer
@@ -272,6 +275,8 @@ class Link:
     def _start_prefetch(self, before: int | None = None) -> bool:
         """Start the first queued prefetch that may start; one whose pool has no room waits in its place."""
         queue, cache = self._queue, self.cache
+        if not queue:
+            return False
         blocked: list[tuple[int, int, Transfer]] = []
         full: set[int] = set()
         started = False
