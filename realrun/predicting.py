@@ -78,7 +78,9 @@ class Predictions:
         count = self.entries(ns)
         if self.on_gpu:
             stream = self._device.compute if critical else self._device.aside
-            stream.launch(self._on_stream, stream, count, self._ready.get(self._size(ns)))
+            # Whatever a run launches, it launches with the computing stream as the current one.
+            other = None if critical else getattr(stream, "stream", None)
+            stream.launch(self._on_stream, other, count, self._ready.get(self._size(ns)))
             return stream.record()
         done = _Done()
         if critical:
@@ -88,16 +90,14 @@ class Predictions:
             threading.Thread(target=self._beside, args=(count, done), daemon=True).start()
         return done
 
-    def _on_stream(self, stream: Any, count: int, ready: "Callable[[], Any] | None") -> None:
-        inner = getattr(stream, "stream", None)
-        if inner is None:
+    def _on_stream(self, other: Any, count: int, ready: "Callable[[], Any] | None") -> None:
+        if other is not None:
+            with the_torch().cuda.stream(other):
+                self._on_stream(None, count, ready)
+        elif ready is None:
             self._search(count)
-            return
-        with the_torch().cuda.stream(inner):
-            if ready is None:
-                self._search(count)
-            else:
-                self._answer.copy_(ready()[1][0], non_blocking=True)
+        else:
+            self._answer.copy_(ready()[1][0], non_blocking=True)
 
     def _search(self, count: int) -> None:
         torch = the_torch()
