@@ -343,3 +343,14 @@ def test_requests_predicted_beside_the_step_come_when_the_prediction_is_done() -
     too_long = Prediction(np.array([0]), np.array([25 * MS]), critical=False)
     late = Scene(work, Plan(requests=asked((0, 0, 1)), prediction=too_long), 2)
     assert late.of("requested") == [], "what has passed is not asked for any more"
+
+
+def test_of_a_moments_requests_those_for_a_call_that_has_passed_are_left_out() -> None:
+    link, landed = bare_link("preemptive")
+    link.passed = 3
+    link.request_all([(0, 4, 1), (1, 3, 0), (2, 5, 0), (0, 6, 2)])
+    assert sorted(link.transfers) == [0, 2]
+    assert link.counters.issued == [2, 0]
+    link.kick()
+    link.env.run()
+    assert [expert for _, expert in landed] == [2, 0]
