@@ -150,7 +150,7 @@ class Parts:
         """As `_step`; None if it cannot be done here. Raises InputError if the device does not go on after that."""
         try:
             return _step(what, work)
-        except (InputError, RuntimeError, MemoryError) as failed:
+        except (InputError, RuntimeError, MemoryError, OSError, ImportError) as failed:
             reason = _first_line(failed)
         self.left_out[what] = reason
         print(f"{what}: left out: {reason}", file=sys.stderr, flush=True)

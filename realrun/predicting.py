@@ -9,6 +9,7 @@ with Triton that is this project's own look-up kernel as a CUDA graph, elsewhere
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from realrun.device import Device, Event
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _TABLE_BYTES = 64 * 2**20
-"""Of a table on the host; four times as much on the GPU. What is larger is read several times."""
+"""Of a table in the host's memory; four times as much in a GPU's. What is larger is read several times."""
 _MOST_READY = 2**14
 """Entries of a look-up that is made ready: of a longer one the launches are no matter."""
 _NEAREST = 8
@@ -39,18 +40,31 @@ class Predictions:
         gbps = software.gbps
         bandwidth = hardware.memory_bytes_per_s if gbps is None else gbps.value * 1e9
         self._entries_a_ns = bandwidth / 1e9 / (dims * software.element_bytes)
-        kind = torch.bfloat16 if self.on_gpu else torch.float32
         where = device.torch_device if self.on_gpu else torch.device("cpu")
-        size = _TABLE_BYTES * (4 if self.on_gpu else 1)
-        entries = max(_NEAREST, size // (dims * software.element_bytes))
-        self._table = torch.randn(entries, dims, device=where).to(kind)
-        self._query = torch.ones(dims, dtype=kind, device=where)
-        self._scores = torch.empty(entries, dtype=kind, device=where)
+        self._query = torch.ones(dims, dtype=torch.bfloat16 if self.on_gpu else torch.float32, device=where)
+        size = _TABLE_BYTES * (4 if where.type == "cuda" else 1)
+        self._entries = max(_NEAREST, size // (dims * software.element_bytes))
         self._answer = device.small(_NEAREST)
         self._ready: dict[int, Callable[[], Any]] = {}
 
+    @cached_property
+    def _table(self) -> "torch.Tensor":
+        """The entries, made when they are first needed: most policies never look anything up."""
+        query = self._query
+        return the_torch().empty(self._entries, len(query), dtype=query.dtype, device=query.device).normal_()
+
+    @cached_property
+    def _scores(self) -> "torch.Tensor":
+        return the_torch().empty(self._entries, dtype=self._query.dtype, device=self._query.device)
+
     def prepare(self, costs: Iterable[int]) -> None:
-        """Make the kernels of look-ups of these ns ready, where they can be used; nothing may be running meanwhile."""
+        """Make ready what look-ups of these ns need, the kernels too where they can be used; nothing may be running
+        meanwhile.
+        """
+        sizes = {self._size(ns) for ns in costs if ns}
+        if not sizes:
+            return
+        _ = self._table, self._scores
         if not self.on_gpu or self._device.torch_device.type != "cuda":
             return
         try:
@@ -59,8 +73,8 @@ class Predictions:
             return
         from realrun.lookup import Fused
 
-        for count in sorted({self._size(ns) for ns in costs if ns} - set(self._ready)):
-            if count <= min(_MOST_READY, len(self._table)):
+        for count in sorted(sizes - set(self._ready)):
+            if count <= min(_MOST_READY, self._entries):
                 fused = Fused(self._table[:count].unsqueeze(0), _NEAREST)
                 fused.query.copy_(self._query)
                 self._ready[count] = fused.graph()
@@ -101,9 +115,9 @@ class Predictions:
 
     def _search(self, count: int) -> None:
         torch = the_torch()
-        while count > len(self._table):
+        while count > self._entries:
             torch.mv(self._table, self._query, out=self._scores)
-            count -= len(self._table)
+            count -= self._entries
         last = max(_NEAREST, count)
         torch.mv(self._table[:last], self._query, out=self._scores[:last])
         self._answer.copy_(torch_topk(self._scores[:last]), non_blocking=True)
