@@ -119,12 +119,16 @@ class Record:
         return lines
 
     def table(self) -> Table:
-        """The pairs for a terminal."""
-        table = Table(title="simulated and measured, decode", title_justify="left")
-        for index, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if index < 2 else "right")
+        """The pairs for a terminal, what was simulated and what was measured in one cell."""
+        table = Table(title="decode: simulated / measured, and how far apart", title_justify="left")
+        table.add_column("policy", no_wrap=True)
+        table.add_column("cache")
+        single = [at for at, heading in enumerate(HEADINGS) if heading != "measured"][2:]
+        pairs = [at for at in single if at + 1 < len(HEADINGS) and HEADINGS[at + 1] == "measured"]
+        for at in single:
+            table.add_column(HEADINGS[at].removesuffix(" sim"), justify="right")
         for line in self.lines():
-            table.add_row(*line)
+            table.add_row(*line[:2], *(f"{line[at]} / {line[at + 1]}" if at in pairs else line[at] for at in single))
         return table
 
     def show(self) -> None:

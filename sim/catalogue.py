@@ -217,7 +217,7 @@ def policies_table() -> Table:
     """Every policy, its parameters with their defaults (the first of the values that it may take) and its needs."""
     table = Table(title="policies", title_justify="left")
     for column in ("name", "what it does", "parameters", "needs"):
-        table.add_column(column, style="bold" if column == "name" else None)
+        table.add_column(column, style="bold" if column == "name" else None, overflow="fold")
     for name in policy_classes():
         entry = policy_json(name)
         parameters = ", ".join(_choices(key, schema) for key, schema in entry["parameters"].items())
@@ -255,7 +255,8 @@ def _parameters(takes: type[Parameters]) -> dict[str, dict[str, Any]]:
 
 def _docstring(kind: type) -> Docstring:
     try:
-        return parse(inspect.getdoc(kind) or "", DocstringStyle.GOOGLE)
+        said = inspect.getdoc(kind) if kind.__doc__ else None  # its own, not that of the class that it is made from
+        return parse(said or "", DocstringStyle.GOOGLE)
     except ParseError:  # another package's, in a style of its own
         return Docstring()
 
