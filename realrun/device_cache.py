@@ -87,7 +87,7 @@ class Room:
         torch, device = the_torch(), self._device
         if self._bytes is None or self._bytes.shape[0] < count or self._bytes.shape[1] != size:
             self._bytes = None  # its memory may be needed
-            what = f"GPU memory for {count} expert slots"
+            what = f"{device.memory} for {count} expert slots"
             refuse_too_little(what, count * size, device.free_bytes(), "give a smaller --cache")
             try:
                 self._bytes = torch.zeros(count, size, dtype=torch.uint8, device=device.torch_device)

@@ -1,19 +1,15 @@
 """DoMoE's look-up, two tables at once, in every way there is: is it right, and how near to the memory's own time?"""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from realrun.lookup import Fused, eager, graphed
 from realrun.measure.machine import Machine, Timing
 from realrun.measure.memory import bandwidth
-from traces.files import atomic_path, keep_apart
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
 TABLES, ENTRIES, DIMS, NEAREST = 2, 2000, 4096, 8
@@ -91,29 +87,3 @@ def error(result: "tuple[torch.Tensor, torch.Tensor]", tables: "torch.Tensor", q
     largest = scores.abs().max().clamp(min=1e-30)
     missed = torch.maximum((given.double() - true).abs().max(), (true - best).abs().max()) / largest
     return float(missed) if torch.isfinite(missed) else float("inf")
-
-
-def lookup_command(out: "Path | None", device: str) -> None:
-    """Time every way, print the table, write ``out`` as JSON. Raises InputError."""
-    from rich.console import Console
-    from rich.table import Table
-
-    keep_apart([], {"--json": out})
-    machine = Machine(device)
-    found, floor = ways(machine)
-    table = Table(
-        title=f"{TABLES} tables of {ENTRIES:,} x {DIMS:,} bf16, the {NEAREST} nearest of each; "
-        f"{floor / 1e3:.1f} us by bytes at the rate that reading a matrix reaches"
-    )
-    for heading in ("way", "alone us", "in a row us", "over the floor", "largest error"):
-        table.add_column(heading, justify="left" if heading == "way" else "right")
-    for way in found:
-        best = way.row or way.alone
-        row = f"{way.row.ns / 1e3:.1f}" if way.row else "–"
-        table.add_row(way.name, f"{way.alone.ns / 1e3:.1f}", row, f"{best.ns / floor:.2f}", f"{way.wrong:.1e}")
-    Console(width=120).print(table)
-    if out is not None:
-        facts = machine.describe()
-        data = {"machine": facts, "floor_us": floor / 1e3, "ways": [asdict(way) for way in found]}
-        with atomic_path(out) as part:
-            part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
