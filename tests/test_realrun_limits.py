@@ -191,11 +191,11 @@ def test_g_24_4_every_load_brings_the_bytes_of_its_source(trace: Path) -> None:
             assert torch.equal(cache.bytes[cache.slot[expert]], store.expert(expert))
 
 
-def test_what_the_gpu_cannot_hold_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_the_device_cannot_hold_are_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostDevice, "free_bytes", lambda self: MIB)
     with (
         open_device("cpu") as device,
-        pytest.raises(InputError, match="GPU memory for 3 expert slots"),
+        pytest.raises(InputError, match="host memory for 3 expert slots"),
     ):
         Room(device).of(3, MIB)
 
