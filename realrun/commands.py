@@ -57,7 +57,8 @@ def replay_command(asked: Asked) -> None:
     wanted = [name.split(",") for name in asked.policies]
     learns = any(policy_class(name).learns for name, *_ in wanted)
     here = scene(
-        asked.trace, model=asked.model, hardware=asked.hardware, software=asked.software, cache_size=asked.cache,
+        asked.trace, model=asked.model, hardware=asked.hardware, software=asked.software,
+        cache_size=asked.cache if asked.scale == 1 else "100%",  # what it means is known once the model is
         profile=asked.profile, split=asked.split, batch=asked.batch, seed=asked.seed, learns=learns,
     )  # fmt: skip
     if asked.scale != 1:
@@ -87,9 +88,9 @@ def replay_command(asked: Asked) -> None:
                 reports.append(one)
                 if stop():
                     break
+        show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), asked.json)
         data = [report.to_json() for report in reports]
-        write(data if len(wanted) > 1 else data[0])
-    show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), asked.json)
+        write(data if len(wanted) > 1 else data[0])  # after the report is out: a disk may be full
     if len(reports) < len(wanted) or not reports[-1].settings["complete"]:
         raise KeyboardInterrupt
 

@@ -1,7 +1,8 @@
 """The files of a validation: every figure as JSON and CSV, the table for a person, a plot of simulated over measured.
 
-Table and data are written anew after each pair of runs, all or none, so that what an interruption leaves is complete as
-far as it goes. The plot is drawn at the end; one of earlier runs goes as soon as there is a pair of these.
+Table and data are written anew after each pair of runs, one right after the other once all are ready, so that what an
+interruption leaves is complete as far as it goes. The plot is drawn at the end; one of earlier runs goes as soon as
+there is a pair of these.
 """
 
 import csv
@@ -66,6 +67,8 @@ class Record:
 
     def write(self, folder: Path, plot: bool = False) -> None:
         """Write `FILES` into ``folder``, the last of them if ``plot`` says so; all of one state, or none.
+
+        A process that is killed outright between two of them, within a moment, leaves files of two states, each whole.
 
         Before the first pair there is nothing to write, and what lies there of earlier runs stays.
         """
@@ -241,7 +244,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_minor_formatter(NullFormatter())  # labels between powers of ten lie over each other
         axes.set(title=title, xlabel="measured", ylabel="simulated")
-        axes.legend(fontsize=8)
+        if shown:
+            axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=120)
     pyplot.close(figure)

@@ -39,8 +39,9 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
     """
     with _as_written(source):
         data = json.loads(source.read_text(encoding="utf-8"))
+        json.dumps(data, allow_nan=False)  # what is no number cannot be written again
         was, reports, components = dict(data["provenance"]), data["reports"], data["components"]
-        measured = {(row["policy"], row["cache"], row["component"]): row["measured"] for row in components}
+        measured = {(row["policy"], row["cache"], row["component"]): _number(row["measured"]) for row in components}
         steps = None if was["decode_steps"] in (None, "None") else int(was["decode_steps"])
         model, of_trace, sha256 = str(was["model"]), was["trace"], was["trace_sha256"]
         pairs = [(str(report["policy"]), str(report["cache"]), dict(report["measured"])) for report in reports]
@@ -76,6 +77,10 @@ def _as_written(source: Path) -> Iterator[None]:
         raise InputError(f"{source}: expected the validation.json that validate writes") from None
 
 
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _add(
     record: Record, here: Scene, label: str, cache: str, simulated: Report, then: dict[str, Any], measured: Any
 ) -> None:
@@ -87,4 +92,4 @@ def _add(
     record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
         sum(then["link_bytes"][kind] for kind in ("demand", "prefetch")), sum(then["time_ms"].values()), busy, here
     )
-    record.lines()  # what the files need of it is there
+    record.lines(), record.verdict()  # what the files need of it is there

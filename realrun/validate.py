@@ -166,7 +166,8 @@ def _scenes(asked: Asked, hardware: str, policies: Sequence[str]) -> dict[str, S
     scenes = {}
     for cache in asked.caches:
         here = scene(
-            asked.trace, model=asked.model, hardware=hardware, software=asked.software, cache_size=cache,
+            asked.trace, model=asked.model, hardware=hardware, software=asked.software,
+            cache_size=cache if asked.scale == 1 else "100%",  # what it means is known once the model is
             profile=asked.profile, split=asked.split, learns=learns,
         )  # fmt: skip
         if asked.scale != 1:

@@ -24,6 +24,7 @@ def expectation(fault: Any) -> str:
     known = _EXPECTED | {
         "greater_than": f"more than {bounds.get('gt')}",
         "greater_than_equal": f"{_short(bounds.get('ge'))} or more",
+        "too_short": f"at least {bounds.get('min_length')} of them",
         "less_than": f"less than {bounds.get('lt')}",
         "less_than_equal": f"at most {_short(bounds.get('le'))}",
     }

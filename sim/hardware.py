@@ -101,7 +101,9 @@ class Curve(_Checked):
         for point in points:
             ascending = len(point) == 2 and point[0] > before[0] and point[1] > before[1]
             if not ascending or max(point) > 10**15:
-                raise ValueError(f"[bytes, ns] pairs, both ascending, above 0 and at most 1e15 (wrong at {point})")
+                raise ValueError(
+                    f"pairs of [bytes or rows, ns], both ascending, above 0 and at most 1e15 (wrong at {point})"
+                )
             before = point
         return points
 

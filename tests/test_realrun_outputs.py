@@ -160,3 +160,43 @@ def test_what_looks_up_says_where_and_by_which_code(
     assert told["provenance"].keys() >= {"date", "device", "python", "torch", "host", "host_interrupted"}
     assert told["floor_us"] > 0 and [way["name"] for way in told["ways"]] == ["torch, eager"]
     assert "torch, eager" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("measured", {}),
+        ("measured", float("inf")),
+        ("runs_tokens_per_s", ["fast", 2]),
+        ("time_ms", {"compute": float("nan")}),
+    ],
+)
+def test_a_damaged_record_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, value: object
+) -> None:
+    whole = json.loads((ROOT / "docs/results/realrun/qwen3/validation.json").read_text("utf-8"))
+    whole["reports"] = whole["reports"][:1]
+    report = whole["reports"][0]["measured"]
+    if where == "measured":
+        whole["components"][0][where] = value
+    else:
+        (report["settings"] if where == "runs_tokens_per_s" else report)[where] = value
+    source, folder = tmp_path / "damaged.json", tmp_path / "again"
+    source.write_text(json.dumps(whole), "utf-8")
+    assert main(["resimulate", str(source), str(ROOT / "traces/qwen3_law.npz"), "-o", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == f"error: {source}: expected the validation.json that validate writes"
+    assert not folder.exists() and not said.out
+
+
+def test_a_report_is_out_before_its_file_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no full disk here")
+    assert main(["replay", LAW, "--policy", "on-demand", *SMALL, "--shared", "2", "--json", "/dev/full"]) == 2
+    said = capsys.readouterr()
+    assert "on-demand" in said.out and "/dev/full" in said.err.splitlines()[-1]
+
+
+def test_a_cache_in_bytes_is_of_the_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", LAW, "--policy", "on-demand", *SMALL, "--shared", "2", "--cache", "1MiB"]) == 0
+    assert "1 MiB" in capsys.readouterr().out

@@ -108,7 +108,9 @@ def toy_model(n_layers: int, n_experts: int, top_k: int, expert_bytes: tuple[int
     )  # fmt: skip
 
 
-def toy_machine(gbps: float = 1.0, latency_us: float = 0.0, curve: list[list[int]] | None = None) -> Hardware:
+def toy_machine(
+    gbps: float = 1.0, latency_us: float = 0.0, curve: list[list[int]] | None = None, **more: Any
+) -> Hardware:
     """A small machine: launches take microseconds, so that copies and kernels are of like length."""
     link: dict[str, Any] = {"name": "toy link"}
     link |= {"h2d": {"points": curve, "source": "toy"}} if curve else {"gbps": gbps, "latency_us": latency_us}
@@ -124,6 +126,7 @@ def toy_machine(gbps: float = 1.0, latency_us: float = 0.0, curve: list[list[int
                 "kind": "toy", "operation_us": 5.0, "expert_floor_us": 20.0, "layer_floor_us": 50.0,
                 "route_wait_us": 10.0, "waits_for_route": True,
             },
+            **more,
         }
     )  # fmt: skip
 
@@ -133,7 +136,21 @@ MACHINES = [
     toy_machine(gbps=0.05, latency_us=12.5),
     toy_machine(gbps=20.0, latency_us=500.0),
     toy_machine(curve=[[1_000, 9_000], [50_000, 40_000], [200_000, 170_000]]),
+    toy_machine(
+        ffn=[
+            {
+                "hidden": 64,
+                "width": 128,
+                "matrices": 3,
+                "source": "toy",
+                "points": [[1, 5_000], [2, 40_000], [9, 90_000]],
+                "waited": {"source": "toy", "points": [[2, 9_000], [9, 95_000]]},
+            }
+        ]
+    ),
 ]
+TIMED = 2 * 3 * 64 * 128
+"""Bytes of an expert whose FFN the last of the machines has times of."""
 
 
 SOFTWARE = [Software.load(name) for name in builtin_software()]
@@ -144,7 +161,7 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     """Random worlds; half of them with costs of a few ns, so that many things happen at one instant."""
     trace = draw(traces(max_layers=3, max_rows=5, optional=True, prefill=prefill, ragged=ragged))
     n_layers, n_experts = trace.n_layers, trace.n_experts
-    size = st.sampled_from([1_000, 3_000, 7_001, 50_000])
+    size = st.sampled_from([1_000, 3_000, 7_001, 50_000, TIMED])
     sizes = draw(st.one_of(size.map(lambda s: [s] * n_layers), st.lists(size, min_size=n_layers, max_size=n_layers)))
     model = toy_model(n_layers, n_experts, trace.top_k, tuple(sizes), shared_ffn=draw(st.sampled_from([0, 64])))
     machine = draw(st.sampled_from(MACHINES))

@@ -1,5 +1,6 @@
 """Output files appear whole or not at all, and never in the place of what a command reads."""
 
+import errno
 import fcntl
 import os
 import re
@@ -13,6 +14,8 @@ from traces.errors import InputError
 
 Name = str | Path
 _PART = ".part"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing fails with, and nothing else; such errors do not name the file."""
 
 
 def keep_apart(
@@ -89,7 +92,8 @@ def atomic_path(path: Name) -> Iterator[Path]:
                 part.replace(target)
     except OSError as error:
         # The temporary name says nothing to a person.
-        if part is None or error.filename in (part, str(part)):
+        full = error.filename is None and error.errno in _FULL
+        if part is None or full or error.filename in (part, str(part)):
             raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
 
