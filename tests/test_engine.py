@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sim.cache import ABSENT, LOADING
 from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
 from sim.plan import Plan
 from sim.policies import policy_class
@@ -166,6 +167,23 @@ def _stretch(
             fate["put to use"][phase] += sizes[expert]
         else:
             landed[expert] = phase
+
+
+@given(planned())
+@settings(max_examples=150)
+def test_g_18_3_what_was_given_up_holds_no_slot(case: tuple[World, str, Plan]) -> None:
+    world, _, plan = case
+    run = run_of(world, plan)
+    log = run.log()
+    cache, transfers = run.cache, run.link.transfers
+    held = [0] * len(cache.capacity)
+    for expert, state in enumerate(cache.state):
+        held[cache.pool[expert]] += cache.size[expert] if state != ABSENT else 0
+    assert [free + taken for free, taken in zip(cache.free, held, strict=True)] == cache.capacity
+    assert not any(cache.pinned), "nobody is waited for any more"
+    loading = {expert for expert, state in enumerate(cache.state) if state == LOADING}
+    assert loading == {expert for expert, transfer in transfers.items() if transfer.started}
+    assert len(log.finish) == world.work.schedule.n_steps
 
 
 # -- time --------------------------------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def run_of(world: World, plan: Plan, observer: Any = None) -> Run:
 
 def digest(log: Log) -> tuple[Any, ...]:
     """All integers of a log, to compare two."""
-    arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict, log.stall_host)
+    arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict, log.stall_host, log.waited)
     return (*(array.tobytes() for array in arrays), dataclasses.asdict(log.counters))
 
 
