@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from docstring_parser import Docstring, DocstringStyle, ParseError, parse
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -53,17 +54,21 @@ def model_json(name_or_path: str) -> dict[str, Any]:
 
 def models_table() -> Table:
     """The built-in models, one a row."""
-    table = Table(title="Models", caption="GB and MB are decimal; active counts both embedding tables")
+    table = Table(
+        title="Models", caption="GB and MB are decimal; active counts both embedding tables", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
     table.add_column("model", no_wrap=True)
-    for heading in ("layers x experts / k", "MB/expert", "GB/token", "experts GB", "rest GB", "total B", "active B"):
+    table.add_column("layers x\nexperts/k", justify="right", no_wrap=True)
+    for heading in ("MB an expert", "GB a token", "all GB", "rest GB", "total B", "active B"):
         table.add_column(heading, justify="right")
     for name in builtin_models():
         spec = load_model(name)
         table.add_row(
             name,
-            f"{spec.routed_layers} x {spec.experts} / {spec.top_k}",
+            f"{spec.routed_layers}x{spec.experts}/{spec.top_k}",
             f"{spec.expert_bytes[0] / 1e6:.2f}",
-            f"{spec.routed_bytes_per_token / 1e9:.3f}",
+            f"{spec.routed_bytes_per_token / 1e9:.2f}",
             f"{spec.all_expert_bytes / 1e9:.1f}",
             f"{spec.resident_bytes / 1e9:.2f}",
             f"{spec.total_parameters / 1e9:.2f}",
