@@ -165,12 +165,7 @@ class RealRun(Loop):
         self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
         self.device.synchronize()
         if self.plan.everything_resident:
-            for expert in range(self.work.n_layers * self.work.n_experts):
-                self.link.demand(expert)
-                self.link.kick()
-                self.cache.used[expert] = 1
-            self._until(lambda: not self.link.moving, "all experts before step", 0)
-            self.counters.demand_bytes[:] = [0, 0]
+            self._copy_all()
         self.device.synchronize()
 
     def _warm_up(self, step: Step, served: set[int], prompt: bool) -> None:

@@ -251,7 +251,8 @@ class _Stack:
         """Put experts' stand-ins and hooks into the model, and all experts into slots if the policy says so."""
         loop = self.loop
         if loop.plan.everything_resident:
-            self._copy_all()
+            self.device.synchronize()
+            loop._copy_all()
         self.offloaded.attach(
             lambda layer, expert: loop.slot_of(layer * self.count + expert), self._called, lambda layer: loop.leave()
         )
@@ -259,17 +260,6 @@ class _Stack:
         self._handles.append(owner.get_input_embeddings().register_forward_hook(self._embedded))
         for layer, routed in enumerate(self.routed):
             self._handles.append(routed.router.register_forward_hook(self._router_hook(layer)))
-
-    def _copy_all(self) -> None:
-        """What comes before the first step and counts nowhere."""
-        loop = self.loop
-        self.device.synchronize()
-        for expert in range(len(self.routed) * self.count):
-            loop.link.demand(expert)
-            loop.link.kick()
-            loop.cache.used[expert] = 1
-        loop._until(lambda: not loop.link.moving, "all experts before step", 0)
-        loop.counters.demand_bytes[:] = [0, 0]
 
     def close(self) -> None:
         """Take the hooks out and free the host's memory."""

@@ -118,6 +118,15 @@ class Loop:
         self._waits_for = ("the first step", -1)
         self._turns = 0
 
+    def _copy_all(self) -> None:
+        """Have every expert there before the first step, which counts nowhere."""
+        for expert in range(self.n_layers * self.n_experts):
+            self.link.demand(expert)
+            self.link.kick()
+            self.cache.used[expert] = 1
+        self._until(lambda: not self.link.moving, "all experts before step", 0)
+        self.counters.demand_bytes[:] = [0, 0]
+
     # -- one call ------------------------------------------------------------------------------------------------
 
     def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
