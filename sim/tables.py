@@ -29,7 +29,10 @@ def heading(report: Report) -> Text:
     p, s = report.provenance, report.settings
     text = Text()
     text.append(f"{report.clock} replay of {p['trace']}", style="bold")
-    text.append(f"\n  costs of {p['model']} on {p['hardware']} (link: {p['link_source']}), {p['software']} software")
+    costs = f"costs of {p['model']} on {p['hardware']} (link: {p['link_source']}), {p['software']} software"
+    if report.clock == "measured":  # what is charged is then for the policies' plans alone
+        costs = f"on {p['device']}; plans made with {costs}"
+    text.append(f"\n  {costs}")
     text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
     link = f"link {s['discipline']}, {s['chunks']} chunks"
     made = f"code {p['code']}, trace {p['trace_sha256'][:12]}"
