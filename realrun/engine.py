@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realrun.device import Device, Event
-from realrun.experts import AT_ONCE, Experts, Rows
+from realrun.experts import Experts, Rows, portions
 from realrun.host_store import HostStore
 from realrun.hosted import HostedExperts
 from realrun.layers import Layers, Step, pairs_of
@@ -355,11 +355,11 @@ class RealRun(Loop):
         if self.checker:
             self.checker.launch(slots, experts, after=False)
             begin = compute.mark()
-        for first in range(0, len(slots), AT_ONCE):
-            if first:
+        for number, some in enumerate(portions(pairs) if len(pairs) > 1 else [[0]]):
+            if number:
                 self.link.poll()  # launching takes a while: the link must not run dry meanwhile
-            some = slice(first, first + AT_ONCE)
-            compute.launch(self.experts.launch, step.states, step.outputs, slots[some], pairs[some], take)
+            here = [slots[place] for place in some], [pairs[place] for place in some]
+            compute.launch(self.experts.launch, step.states, step.outputs, *here, take)
         end: Event = compute.mark()
         self.times.experts.append((call, begin, end))
         if self.checker:

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.engine import RealRun
+from realrun.experts import AT_ONCE, SEVERAL_AT_ONCE, portions
 from realrun.faults import RunError
 from sim.log import DECODE, HOSTED, MISS, PREFILL
 from sim.plan import Plan, Prediction
@@ -233,3 +234,15 @@ def test_prefills_and_batches_run_the_rows_that_the_trace_has() -> None:
         assert measured.compute_ns().sum() == (
             outcome.layer_ns.sum() + outcome.shared_ns.sum() + outcome.experts_ns.sum() + outcome.head_ns.sum()
         )
+
+
+@given(st.lists(st.integers(1, 4), max_size=40))
+def test_every_expert_is_launched_once_and_the_link_is_looked_at_between(rows: list[int]) -> None:
+    ends = np.cumsum(rows).tolist()
+    pairs = [(end - count, end) for end, count in zip(ends, rows, strict=True)]
+    found = portions(pairs)
+    assert sorted(place for some in found for place in some) == list(range(len(rows)))
+    for some in found:
+        alone = {rows[place] == 1 for place in some}
+        assert len(alone) == 1, "experts of one row share a launch, the others do not"
+        assert 0 < len(some) <= (AT_ONCE if True in alone else SEVERAL_AT_ONCE)
