@@ -119,15 +119,21 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number, status, line):
 @pytest.mark.parametrize("package", ["traces", "sim", "analysis", "realrun"])
 def test_ctrl_c_during_the_imports_is_one_word(tmp_path, package):
     (tmp_path / "cyclopts.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    interrupted(["-m", package, "--help"], tmp_path, "importing\n")
+
+
+def interrupted(arguments, path, line):
+    """What Python, run with ``arguments`` and modules from ``path``, prints once Ctrl-C follows its first ``line``."""
     running = subprocess.Popen(
-        [sys.executable, "-m", package, "--help"], cwd=REPOSITORY, text=True, env=os.environ | {"PYTHONPATH": tmp_path},
+        [sys.executable, *arguments], cwd=REPOSITORY, text=True, env=os.environ | {"PYTHONPATH": str(path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    assert running.stdout is not None and running.stdout.readline() == "importing\n"
+    assert running.stdout is not None and running.stdout.readline() == line
     running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=30)
+    out, error = running.communicate(timeout=30)
     assert (running.returncode, error) == (130, "interrupted\n")
+    return out
 
 
 # A command that is interrupted where exceptions are lost: in a callback from C, and in a finaliser.
@@ -198,16 +204,7 @@ except {}:
 def test_an_interruption_waits_for_the_end_of_an_import_but_not_for_long(tmp_path, seconds, catches, patience):
     (tmp_path / "library.py").write_text(LIBRARY.format(seconds, catches))
     (tmp_path / "main.py").write_text(IMPORTING)
-    running = subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py"), str(patience)], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    assert running.stdout is not None and running.stdout.readline() == "begun\n"
-    running.send_signal(signal.SIGINT)
-    out, error = running.communicate(timeout=30)
-    assert (running.returncode, error) == (130, "interrupted\n")
-    assert "caught" not in out
+    assert "caught" not in interrupted([tmp_path / "main.py", str(patience)], REPOSITORY, "begun\n")
 
 
 def test_handlers_are_as_before_after_a_command():

@@ -296,6 +296,13 @@ def run_of(world: World, plan: Plan, observer: Any = None) -> Run:
     return Run(world.work, plan, world.budget, world.discipline, world.chunks, observer)
 
 
+def made(requests: Requests | None) -> list[tuple[int, int, int]]:
+    """Requests as (moment, call, expert), in order."""
+    assert requests is not None
+    moment = np.repeat(requests.moment, np.diff(requests.offsets))
+    return sorted(zip(moment.tolist(), requests.call.tolist(), requests.expert.tolist(), strict=True))
+
+
 def digest(log: Log) -> tuple[Any, ...]:
     """All integers of a log, to compare two."""
     arrays = (log.finish, log.found, log.stall_demand, log.stall_late, log.predict, log.stall_host, log.waited)
