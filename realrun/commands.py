@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from realrun.faults import RunError
-from realrun.replay import first_steps, interruptible, open_rig, run, scaled, with_model
+from realrun.replay import interruptible, open_rig, run, small_scene
 from sim.capacity import parse_capacity
 from sim.metrics import Report
 from sim.output import show, values_of, written
 from sim.policies import policy_class
-from sim.replay import bundled_traces, plan_for, scene
+from sim.replay import bundled_traces, plan_for
 from sim.tables import Comparison, report_view
 from traces.errors import InputError
 from traces.files import keep_apart
@@ -56,15 +56,11 @@ def replay_command(asked: Asked) -> None:
         raise InputError("--policy: expected at least one")
     wanted = [name.split(",") for name in asked.policies]
     learns = any(policy_class(name).learns for name, *_ in wanted)
-    here = scene(
-        asked.trace, model=asked.model, hardware=asked.hardware, software=asked.software,
-        cache_size=asked.cache if asked.scale == 1 else "100%",  # what it means is known once the model is
-        profile=asked.profile, split=asked.split, batch=asked.batch, seed=asked.seed, learns=learns,
+    here = small_scene(
+        asked.trace, asked.cache, asked.scale, asked.steps, model=asked.model, hardware=asked.hardware,
+        software=asked.software, profile=asked.profile, split=asked.split, batch=asked.batch, seed=asked.seed,
+        learns=learns,
     )  # fmt: skip
-    if asked.scale != 1:
-        here = with_model(here, scaled(here.model, asked.scale), asked.cache)
-    if asked.steps is not None:
-        here = first_steps(here, asked.steps)
     given = [values_of([*settings, *asked.set_], "--set") for _, *settings in wanted]
     plans = [plan_for(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
     limit = host_bytes_of(asked.host_memory)

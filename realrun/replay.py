@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from sim.log import DECODE, PREFILL
 from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.plan import Discipline, Plan
-from sim.replay import Scene, describe
+from sim.replay import Scene, describe, scene
 from sim.terms import settle
 from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
@@ -157,6 +158,17 @@ def execute(
     rig.slot_bytes = max(rig.slot_bytes, slots)
     one = RealRun(stage, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
     return one.execute()
+
+
+def small_scene(trace: str | Path, cache: str, scale: int, steps: int | None, **options: Any) -> Scene:
+    """What ``sim.replay.scene`` makes of ``trace`` and ``options``, its model ``scaled``, up to a decode step if given.
+
+    What ``cache`` means is known once the model is. Raises InputError as those do.
+    """
+    here = scene(trace, cache_size=cache if scale == 1 else "100%", **options)
+    if scale != 1:
+        here = with_model(here, scaled(here.model, scale), cache)
+    return here if steps is None else first_steps(here, steps)
 
 
 def first_steps(scene: Scene, decode_steps: int) -> Scene:

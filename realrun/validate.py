@@ -14,7 +14,7 @@ from realrun.baselines import baselines
 from realrun.calibrate import FULL, QUICK, TINY, calibrate
 from realrun.measure.machine import Machine
 from realrun.record import FILES, PROFILE, Record, made_by
-from realrun.replay import Rig, first_steps, interruptible, open_rig, run, scaled, with_model
+from realrun.replay import Rig, interruptible, open_rig, run, small_scene
 from sim.engines import execute
 from sim.hardware import DEFAULT_HARDWARE
 from sim.metrics import Report
@@ -22,7 +22,7 @@ from sim.model import ModelSpec, load_model
 from sim.output import values_of
 from sim.plan import Plan
 from sim.policies import parameters_of, policy_class
-from sim.replay import Scene, bundled_traces, describe, lacking, plan_for, scene
+from sim.replay import Scene, bundled_traces, describe, lacking, plan_for
 from sim.software import DEFAULT_SOFTWARE, MEASURED
 from sim.terms import settle
 from traces.errors import InputError
@@ -163,17 +163,13 @@ def _measured(asked: Asked, machine: Machine, policies: Sequence[str]) -> tuple[
 def _scenes(asked: Asked, hardware: str, policies: Sequence[str]) -> dict[str, Scene]:
     """What is replayed at each cache size."""
     learns = any(policy_class(name).learns for name in policies)
-    scenes = {}
-    for cache in asked.caches:
-        here = scene(
-            asked.trace, model=asked.model, hardware=hardware, software=asked.software,
-            cache_size=cache if asked.scale == 1 else "100%",  # what it means is known once the model is
-            profile=asked.profile, split=asked.split, learns=learns,
-        )  # fmt: skip
-        if asked.scale != 1:
-            here = with_model(here, scaled(here.model, asked.scale), cache)
-        scenes[cache] = first_steps(here, asked.steps) if asked.steps is not None else here
-    return scenes
+    return {
+        cache: small_scene(
+            asked.trace, cache, asked.scale, asked.steps, model=asked.model, hardware=hardware,
+            software=asked.software, profile=asked.profile, split=asked.split, learns=learns,
+        )
+        for cache in asked.caches
+    }  # fmt: skip
 
 
 def _rig(model: ModelSpec, asked: Asked) -> AbstractContextManager[Rig]:
