@@ -139,6 +139,7 @@ class RealRun(Loop):
             self._start = time.perf_counter_ns()
             try:
                 self._steps()
+                self._request_all()
             except Stopped:
                 complete = False
             finally:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ SWITCH_SECONDS = 2e-5
 """After so long a thread that computes gets the interpreter from the one that looks again and again."""
 PAUSE_SECONDS = 5e-5
 """Between two turns while a thread of the host computes: it needs the processor more."""
-REQUESTS_BETWEEN_LOOKS = 32
-"""Requests between looks at the link, which must not run dry meanwhile."""
+REQUESTS_AT_ONCE = 32
+"""Requests that are made before the host does something else: the link must not run dry, nor the device."""
 TURNS_BETWEEN_LOOKS = 256
 """Turns between looks at the clock and at whether somebody wants the run to end."""
 
@@ -114,6 +115,7 @@ class Loop:
         self._predictions, self._stop = predictions, stop
         self._holding: deque[tuple[Event, list[int]]] = deque()
         self._asides: list[tuple[Event, list[tuple[int, int, int]]]] = []
+        self._to_request: Iterator[tuple[int, int, int]] | None = None
         self._moved_at = time.monotonic()
         self._waits_for = ("the first step", -1)
         self._turns = 0
@@ -131,6 +133,7 @@ class Loop:
 
     def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
         """Find each needed expert resident, under way or absent; return those under way."""
+        self._request_all()
         cache, link, found = self.cache, self.link, self.found
         state, used, pool, rules, next_call = cache.state, cache.used, cache.pool, cache.rules, self._next_call
         late: set[int] = set()
@@ -254,6 +257,9 @@ class Loop:
                 self._request(requests)
                 self.link.kick()
                 break
+        if self._to_request is not None:
+            self._request_some()
+            self.link.kick(some)
         self.device.breathe()
         self._turns += 1
         if not self._turns % TURNS_BETWEEN_LOOKS:
@@ -321,10 +327,22 @@ class Loop:
             self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
-        for first in range(0, len(requests), REQUESTS_BETWEEN_LOOKS):
-            if first:
-                self.link.poll()
-            self.link.request_all(requests[first : first + REQUESTS_BETWEEN_LOOKS])
+        """Make requests: the first at once, the others while the host waits, before the next look-up at the latest."""
+        self._request_all()
+        self._to_request = iter(requests)
+        self._request_some()
+
+    def _request_some(self) -> None:
+        some = list(islice(self._to_request or (), REQUESTS_AT_ONCE))
+        self.link.request_all(some)
+        if len(some) < REQUESTS_AT_ONCE:
+            self._to_request = None
+
+    def _request_all(self) -> None:
+        """Make the requests that are left."""
+        while self._to_request is not None:
+            self._request_some()
+            self.link.poll()
 
     def _stream_next_layer(self, call: int) -> None:
         first = call % self.n_layers * self.n_experts

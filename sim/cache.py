@@ -4,7 +4,9 @@ Capacity is in bytes, so layers with experts of different sizes share a budget e
 of slots. Slots may be one pool or be split over layers (a pool each); a pool has its own eviction rule.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, filterfalse
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from sim.eviction import NEVER, Eviction, eviction_rule
 from traces.errors import InputError
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
+NEAR = 32
+"""So many candidates are looked at one by one before the rest are looked at together."""
 
 
 class ExpertCache:
@@ -65,6 +69,11 @@ class ExpertCache:
         """1 once a resident expert has been needed since it was loaded."""
         self.wanted_until = [-1] * total
         """The last call that a prefetch asked each expert for."""
+        self._wanted = bytearray(total)
+        """1 while that call has not passed: those are passed over in C, since some policies want nearly all."""
+        self._last_wanted: dict[int, list[int]] = {}
+        """The experts whose last call each was when they were asked for."""
+        self._passed = -1
         self.evictions = 0
 
     def needed(self, expert: int, next_call: int = NEVER) -> None:
@@ -75,6 +84,9 @@ class ExpertCache:
         """A prefetch asks for ``expert`` to be there for ``call``."""
         if call > self.wanted_until[expert]:
             self.wanted_until[expert] = call
+            if call > self._passed:
+                self._wanted[expert] = 1
+                self._last_wanted.setdefault(call, []).append(expert)
         if self.state[expert] == RESIDENT:
             self.rules[self.pool[expert]].requested(expert)
 
@@ -82,34 +94,17 @@ class ExpertCache:
         """Give ``expert`` room and return whom that evicted, or None if nobody may go.
 
         Pinned and loading experts never go. Experts that a prefetch wants for a call after ``passed`` go only for a
-        demand, and only when nobody else can.
+        demand, and only when nobody else can. ``passed`` never falls.
         """
         pool, size = self.pool[expert], self.size[expert]
         missing = size - self.free[pool]
         victims: list[int] = []
         if missing > 0:
-            state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
-            wanted: list[int] = []
-            candidates = self.rules[pool].candidates()
-            for other in candidates:
-                if state[other] != RESIDENT or pinned[other]:
-                    continue
-                if wanted_until[other] > passed:
-                    if demand:
-                        wanted.append(other)
-                    continue
-                victims.append(other)
-                missing -= self.size[other]
-                if missing <= 0:
-                    break
-            if hasattr(candidates, "close"):
-                candidates.close()
-            if missing > 0:
-                for other in wanted:
-                    victims.append(other)
-                    missing -= self.size[other]
-                    if missing <= 0:
-                        break
+            if passed > self._passed:
+                self._pass(passed)
+            missing = self._choose(pool, missing, False, victims)
+            if missing > 0 and demand:
+                missing = self._choose(pool, missing, True, victims)
             if missing > 0:
                 return None
             for other in victims:
@@ -120,6 +115,43 @@ class ExpertCache:
         self.used[expert] = 0
         self.rules[pool].loaded(expert)
         return victims
+
+    def _choose(self, pool: int, missing: int, wanted: bool, victims: list[int]) -> int:
+        """Add to ``victims`` those ``wanted``, or not, that may go, until no bytes are ``missing``; what still is."""
+        state, pinned = self.state, self.pinned
+        candidates = self.rules[pool].candidates()
+        fits = filter if wanted else filterfalse
+        which: Iterator[int]
+        if isinstance(candidates, array) and len(candidates) > NEAR:
+            near = fits(self._wanted.__getitem__, candidates[:NEAR])
+            which = chain(near, self._beyond(candidates, NEAR, wanted))
+        else:
+            which = fits(self._wanted.__getitem__, candidates)
+        for other in which:
+            if state[other] == RESIDENT and not pinned[other]:
+                victims.append(other)
+                missing -= self.size[other]
+                if missing <= 0:
+                    break
+        if hasattr(candidates, "close"):
+            candidates.close()
+        return missing
+
+    def _beyond(self, candidates: "array[int]", first: int, wanted: bool) -> Iterator[int]:
+        """Those of ``candidates`` from place ``first`` on that are wanted, or not, in order, all found at once."""
+        flags = np.frombuffer(self._wanted, np.uint8).take(np.frombuffer(candidates, np.int64)).tobytes()
+        place = flags.find(wanted, first)
+        while place >= 0:
+            yield candidates[place]
+            place = flags.find(wanted, place + 1)
+
+    def _pass(self, passed: int) -> None:
+        """Note that nobody wants experts any more for the calls up to ``passed``."""
+        for call in range(self._passed + 1, passed + 1):
+            for expert in self._last_wanted.pop(call, ()):
+                if self.wanted_until[expert] <= passed:
+                    self._wanted[expert] = 0
+        self._passed = passed
 
     def landed(self, expert: int) -> None:
         """The transfer of ``expert`` is complete."""

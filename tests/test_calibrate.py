@@ -21,6 +21,7 @@ from realrun.calibrate import (
     _layers,
     _loops,
     _not_charged,
+    _rounded,
     _software,
     calibrate,
     calibrate_command,
@@ -254,6 +255,18 @@ def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: 
         assert found.route_wait_us + 2 * found.alone_us == pytest.approx(waiting)
 
 
+@given(st.lists(st.floats(0, 1e3), min_size=5, max_size=5), st.lists(st.floats(0, 1e3), min_size=5, max_size=5))
+def test_of_two_times_of_a_loop_the_quieter_runs_count(one: list[float], other: list[float]) -> None:
+    first, second = (Loop(*times, link_busy=times[0], top_k=2) for times in (one, other))
+    both = first.or_quieter(second)
+    assert both.resident_us == min(first.resident_us, second.resident_us)
+    assert both.prefetching_us == min(first.prefetching_us, second.prefetching_us)
+    waited = [(loop.waiting_us, loop.alone_us, loop.handover_us) for loop in (first, second)]
+    assert (both.waiting_us, both.alone_us, both.handover_us) in waited
+    assert both.waiting_us + 2 * both.handover_us == min(us + 2 * handover for us, _, handover in waited)
+    assert first.or_quieter(first) == first
+
+
 def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     machine = measured(profile)
     # Kernels are charged as on a GPU, whatever the processor was busy with when its own were timed: much is left.
@@ -278,6 +291,7 @@ def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypa
     tables["ffn"] = _ffns(parts, blocks, [TINY_MOE])
     tables["layer"] = _layers(parts, blocks, [TINY_MOE])
     details = _loops(parts, [TINY_MOE], tables, "seen")
+    details = _loops(parts, [TINY_MOE], tables, "seen", details)
     assert not parts.left_out
     found, costs = Hardware.from_dict(tables), Costs(TINY_MOE, Hardware.from_dict(tables))
     assert details.keys() == {TINY_MOE.name}
@@ -289,7 +303,7 @@ def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypa
         update={"source": found.layer[0].copying_us.source}
     )
     assert costs.copying_ns == pytest.approx(found.layer[0].copying_us.value * 1e3, abs=1)
-    to_toml(blocks.details | {"loop_us": details})
+    to_toml(blocks.details | {"loop_us": _rounded(details[TINY_MOE.name])})
 
 
 def test_the_hosts_steady_way_is_charged_what_it_takes_undisturbed(monkeypatch) -> None:
@@ -447,6 +461,10 @@ def test_of_two_models_with_the_same_layers_the_first_ones_loop_is_charged(profi
     assert list(details) == list(figures) and parts.left_out == {"loop of none": "too much to time"}
     assert tables["layer"][0]["launch_us"]["value"] == 10 and "first" in tables["layer"][0]["launch_us"]["source"]
     assert tables["software"]["launch_us"]["value"] == 20
+    figures |= {"first": 30.0, "second": 7.0}
+    details = _loops(parts, models, tables, "seen", details)
+    assert [details[name].resident_us for name in figures] == [10, 7, 60], "the quieter time counts"
+    assert tables["layer"][0]["launch_us"]["value"] == 10 == tables["software"]["launch_us"]["value"]
 
 
 def test_one_line_where_nothing_can_be_measured(tmp_path, capsys, monkeypatch) -> None:

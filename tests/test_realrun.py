@@ -16,7 +16,7 @@ from realrun.engine import RealRun
 from realrun.experts import AT_ONCE, SEVERAL_AT_ONCE, portions
 from realrun.faults import RunError
 from sim.log import DECODE, HOSTED, MISS, PREFILL
-from sim.plan import Plan, Prediction
+from sim.plan import Plan, Prediction, Requests
 from tests.realworlds import (
     ALL_RESIDENT,
     SIZE,
@@ -68,10 +68,11 @@ def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World
 
 
 @FEW
-@given(real_plans())
-def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan]) -> None:
+@given(real_plans(), st.sampled_from([1, 2, 32]))
+def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int) -> None:
     world, plan = planned
-    with staged(world) as (stage, predictions):
+    with staged(world) as (stage, predictions), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realrun.loop.REQUESTS_AT_ONCE", at_once)
         run = real_run(world, plan, stage, predictions)
         outcome = run.execute()
     c, log = outcome.log.counters, outcome.log
@@ -87,6 +88,19 @@ def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan]) -> None:
     used = [run.cache.slot[e] for e in range(len(run.cache.slot)) if run.cache.state[e]]
     free = [slot for pool in run.cache._free for slot in pool]
     assert sorted(used + free) == list(range(run.cache.n_slots))
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 64])
+def test_requests_that_are_put_off_are_made_before_the_next_look_up(at_once: int, monkeypatch) -> None:
+    monkeypatch.setattr("realrun.loop.REQUESTS_AT_ONCE", at_once)
+    routes = np.random.default_rng(0).permuted(np.tile(np.arange(16), (4, 2, 1)), axis=2)[:, :, :2]
+    world = real_world(make_trace(routes, n_experts=16), slots=32)
+    # At the first moment, before anything is there: every expert, for the last call of its layer.
+    every = np.arange(32)
+    last_step = world.work.schedule.n_steps - 1
+    asked = Requests.build(np.zeros(32, np.int64), last_step * 2 + every // 16, every, every)
+    log = run_on_cpu(world, Plan(requests=asked), check=True).log
+    assert sum(log.counters.issued) == 32 and not (log.found == MISS).any()
 
 
 def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:

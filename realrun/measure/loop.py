@@ -73,6 +73,20 @@ class Loop:
     """The share of that run's decode in which they did."""
     top_k: int
 
+    def or_quieter(self, other: "Loop") -> "Loop":
+        """Of each run the one that took less, this one's or that of ``other``: whatever disturbs only ever adds."""
+        fetched = min(self, other, key=lambda loop: loop.waiting_us + loop.top_k * loop.handover_us)
+        loaded = min(self, other, key=lambda loop: loop.prefetching_us)
+        return Loop(
+            resident_us=min(self.resident_us, other.resident_us),
+            waiting_us=fetched.waiting_us,
+            alone_us=fetched.alone_us,
+            handover_us=fetched.handover_us,
+            prefetching_us=loaded.prefetching_us,
+            link_busy=loaded.link_busy,
+            top_k=self.top_k,
+        )
+
     @property
     def route_wait_us(self) -> float:
         """Of any layer; experts that ran alone are charged for that by themselves."""
