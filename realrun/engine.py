@@ -80,6 +80,7 @@ class Outcome:
             shared_ns=self.shared_ns + self.experts_ns % count,
             expert_ns=(self.experts_ns // count)[work.call],
             waited_ns=None,
+            apart_ns=None,
             head_ns=self.head_ns,
         )
 

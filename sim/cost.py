@@ -117,6 +117,18 @@ class Costs:
         fits = (tokens > 1) & (size == 2 * self.model.expert_parameters)
         return np.where(fits, _whole(along(curve, tokens)), longer)
 
+    def apart_ns(self) -> np.ndarray | None:
+        """What so many experts of one row each take more than their share of a token's, by their number (E + 1,).
+
+        Experts that run together take a time of their own and one that they share: by itself an expert takes `alone_ns`
+        longer than its share of a token's K, so the shared time is alone_ns * K / (K - 1), and r of them lack (K - r) /
+        K of it. None if an expert takes no longer alone.
+        """
+        top_k, count = self.model.top_k, np.arange(self.model.experts + 1)
+        if not self.alone_ns or top_k == 1:
+            return None
+        return np.where((count > 0) & (count < top_k), self.alone_ns * (top_k - count) // (top_k - 1), 0)
+
     def head_ns(self, tokens: ArrayLike, context: ArrayLike | None = None) -> np.ndarray:
         """Time of each call after its last routed layer, (S,) to (S,): dense layers that follow it, then the LM head.
 

@@ -96,6 +96,8 @@ class Workload:
         waited_ns: GPU time of each look-up's expert if it is waited for, launched meanwhile and run by itself (N,)
             int64; None: its ``expert_ns``.
         copying_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
+        apart_ns: what so many experts of a wave that are there take more because others are missing, by their number
+            (E + 1,) int64; of calls whose experts have one row each. It is nobody's compute time either. None: nothing.
     """
 
     schedule: Schedule
@@ -117,6 +119,7 @@ class Workload:
     launch_ns: int = 0
     waited_ns: np.ndarray | None = None
     copying_ns: int = 0
+    apart_ns: np.ndarray | None = None
 
     @property
     def n_calls(self) -> int:
@@ -127,6 +130,11 @@ class Workload:
     def call(self) -> np.ndarray:
         """The call of each look-up (N,)."""
         return np.repeat(np.arange(self.n_calls), np.diff(self.offsets))
+
+    @property
+    def single(self) -> np.ndarray:
+        """Whether all experts of a call have one row each, a call (C,) bool."""
+        return np.maximum.reduceat(np.append(self.tokens, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0) == 1
 
     @property
     def lookup_phase(self) -> np.ndarray:
@@ -162,7 +170,8 @@ class Workload:
         """
         work = (self.layer_ns, self.shared_ns, np.maximum(self.expert_ns, self.waits_ns), self.head_ns)
         busy = sum(int(part.max(initial=0)) * len(part) for part in work)
-        busy += self.launch_ns * len(self.expert) + self.copying_ns * self.n_calls
+        apart = 0 if self.apart_ns is None else int(self.apart_ns.max())
+        busy += (self.launch_ns + apart) * len(self.expert) + self.copying_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -234,6 +243,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         launch_ns=costs.launch_ns,
         waited_ns=costs.waited_ns(tokens, layer_of),
         copying_ns=costs.copying_ns,
+        apart_ns=costs.apart_ns(),
     )
     work.check_size()
     return work

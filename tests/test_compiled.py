@@ -50,12 +50,14 @@ def assert_same(reference: Log, compiled: Log) -> None:
 
 
 @settings(max_examples=500)
-@given(planned(), st.sampled_from([0, 1, 3, 30_000]), st.sampled_from([0, 1, 2, 20_000]))
+@given(planned(), st.sampled_from([0, 1, 3, 30_000]), st.sampled_from([0, 1, 2, 20_000]), st.integers(0, 3))
 def test_any_plan_gives_the_integers_of_the_reference(
-    given: tuple[World, str, Plan], launch_ns: int, alone_ns: int
+    given: tuple[World, str, Plan], launch_ns: int, alone_ns: int, apart: int
 ) -> None:
     world, _, plan = given
     work = dataclasses.replace(world.work, launch_ns=launch_ns, waited_ns=world.work.waits_ns + alone_ns)
+    if apart:
+        work = dataclasses.replace(work, apart_ns=np.arange(work.n_experts + 1) * 7_001 % 10**apart)
     arguments = work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 

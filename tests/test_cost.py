@@ -165,6 +165,21 @@ def test_what_copies_cost_a_layer_is_its_own_models_figure_if_there_is_one() -> 
     assert copying_ns(11.4, 30, num_experts=5) == 11400, "another model's layers"
 
 
+@given(st.integers(2, 8), st.integers(0, 10**6))
+def test_experts_apart_share_less_of_what_a_tokens_experts_share(top_k: int, alone_ns: int) -> None:
+    hardware = Hardware.from_dict({**PLAIN, "software": PLAIN["software"] | {"alone_us": alone_ns / 1e3}})
+    found = Costs(small(num_experts_per_tok=top_k, num_experts=9), hardware)
+    apart = found.apart_ns()
+    if not found.alone_ns:
+        assert apart is None
+        return
+    assert apart is not None and len(apart) == 10
+    assert apart[0] == 0 and not apart[top_k:].any()
+    assert apart[1] == found.alone_ns, "by itself as much as one that is waited for"
+    assert (np.diff(apart[1:]) <= 0).all() and np.ptp(np.diff(apart[1 : top_k + 1])) <= 1
+    assert Costs(small(num_experts_per_tok=1), hardware).apart_ns() is None
+
+
 def test_what_handing_a_copy_over_takes_is_part_of_every_copy() -> None:
     trace = make_trace([[[0, 1]], [[2, 3]]], n_experts=4)
     model = small(num_hidden_layers=1)

@@ -91,6 +91,17 @@ def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
     assert (found["stall_demand"], found["compute"], found["other"]) == (10 + 6, 1 + 4 + 4 + 1 + 1 + 1, 0)
 
 
+def test_experts_that_run_apart_from_others_of_their_token_take_longer() -> None:
+    work = handmade([[[0]], [[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
+    work = dataclasses.replace(work, apart_ns=np.array([0, 5 * MS, 0]))
+    # Waited for; there without the other one, which is waited for, 1 + 10 + 1 ms, beside the copy; both there.
+    assert np.diff(Run(work, Plan(), 2 * SIZE).log().finish, prepend=0).tolist() == [12 * MS, 12 * MS, 3 * MS]
+    alone = dataclasses.replace(handmade([[[0]], [[0]]], 2, layer_ns=MS, expert_ns=MS), apart_ns=work.apart_ns)
+    assert told(alone, Plan(), SIZE).decode.time_ms["other"] == 5
+    several = dataclasses.replace(alone, tokens=np.array([2, 2]))
+    assert told(several, Plan(), SIZE).decode.time_ms["other"] == 0, "those of several rows run one by one anyway"
+
+
 def test_an_expert_that_is_waited_for_is_launched_meanwhile() -> None:
     # 2 ms are there, 1 ms with the launch before it. 1 + 10 + 10 + 1 ms, then 1 + 2 + 2 ms.
     work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=2 * MS)

@@ -223,7 +223,7 @@ def _look_up(m: Any, call: int) -> int:
 @inlined
 def _claim(m: Any, call: int, begin: int, end: int) -> int:
     """Pin a wave and demand what it lacks; returns the time of what is resident, its launch included."""
-    ready, launch = 0, 0
+    ready, there = 0, 0
     for i in range(begin, end):
         piece = piece_at(m.pieces, i)
         slot = slot_at(m.slots, piece.expert)
@@ -233,13 +233,17 @@ def _claim(m: Any, call: int, begin: int, end: int) -> int:
             piece.stood = READY
             slot.used = 1  # late at the look-up, it may have landed while an earlier wave ran
             ready += piece.cost
-            launch = m.launch_ns
+            there += 1
         else:
             piece.stood = UNDER_WAY if transfer_at(m.transfers, piece.expert).live else LACKING
             demand(m, piece.expert)
             if m.waits:
                 number_at(m.waited, call).n += piece.wait - piece.cost
-    return ready + launch
+    if there:
+        ready += m.launch_ns
+        if m.parts and byte_at(m.single, call).n:
+            ready += number_at(m.apart_ns, there).n
+    return ready
 
 
 @inlined

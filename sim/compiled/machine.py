@@ -99,11 +99,12 @@ COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "la
 _CALLS = ("offsets", "expert", "expert_ns", "waits_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _HOST = ("to_host", "host_alone", "host_shared")
-_ADDRESSES = (*_CALLS, *_LOG, *_HOST, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside",
-              "pieces", "moments", "requests", "valued", "table")  # fmt: skip
+_APART = ("apart_ns", "single")
+_ADDRESSES = (*_CALLS, *_LOG, *_HOST, *_APART, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue",
+              "aside", "pieces", "moments", "requests", "valued", "table")  # fmt: skip
 _SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring",
              "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
-             "everything_resident", "launch_ns", "waits", "copying_ns")  # fmt: skip
+             "everything_resident", "launch_ns", "waits", "parts", "copying_ns")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -184,6 +185,8 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
         "waited": np.zeros(0 if work.waited_ns is None else work.n_calls, np.int64),
         **_host(work, plan),
+        "apart_ns": np.ascontiguousarray(np.zeros(0) if work.apart_ns is None else work.apart_ns, np.int64),
+        "single": np.zeros(0, np.uint8) if work.apart_ns is None else work.single.astype(np.uint8),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -208,6 +211,7 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
         "chained": work.chained,
         "launch_ns": work.launch_ns,
         "waits": work.waited_ns is not None,
+        "parts": work.apart_ns is not None,
         "copying_ns": work.copying_ns,
         "critical": plan.prediction.critical,
         "prompt_ns": plan.prediction.prompt_ns,
