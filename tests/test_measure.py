@@ -87,6 +87,9 @@ def test_a_device_that_sleeps_long_enough_shows_its_own_time() -> None:
     asleep = machine.times({"x": [cuda.work]}, repeats=20, asleep=True)["x"]
     assert (asleep.low, asleep.ns, asleep.high, asleep.runs) == (5000, 5000, 5000, 20)
     assert cuda.slept == [0.001, 0.002, 0.004, 0.008] + [0.008] * (BURSTS - 1)
+    cuda.slept.clear()
+    rested = machine.times({"x": [cuda.work]}, repeats=20, asleep=True, rest=0.5)["x"]
+    assert (rested.low, rested.high) == (5000, 5000) and cuda.slept.count(0.5) >= 20, "a rest is in nobody's time"
 
 
 @pytest.mark.parametrize(

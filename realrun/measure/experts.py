@@ -4,7 +4,8 @@ the other, those of dense layers within a CUDA graph.
 Routed experts that serve one row each are computed together, so their time is that of a token's ``k`` at once over k.
 Those of more rows, a prompt's, follow one another. A run launches either once it has seen the route, so launching is
 part of their time, as far as kernels do not hide it. Experts that are waited for are launched meanwhile, and shared
-ones while the layer before them computes: theirs is the device's time alone.
+ones while the layer before them computes: theirs is the device's time alone. The former are timed after a rest each,
+since a device that was idle is slower to begin.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from sim.model import ModelSpec
 from traces.errors import InputError
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COPY_SECONDS = 1.5e-4
+"""For which the device rests before an expert that is waited for: a copy of 9 MB over PCIe 5 x16."""
 
 Use = Literal["routed", "shared", "dense"]
 
@@ -93,8 +96,11 @@ def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROW
         for name, compared in _compared(machine, used, rows[:1]).items():
             runs |= {(used.ffn, name, count): each for count, each in compared.items()}
     found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
+    resting = {key: each for key, each in hidden.items() if key[1] == "waited"}
+    hidden = {key: each for key, each in hidden.items() if key[1] != "waited"}
     with undisturbed():
-        times = _times(machine, runs, False) | _times(machine, hidden, True)
+        times = _times(machine, runs) | _times(machine, hidden, asleep=True)
+        times |= _times(machine, resting, asleep=True, rest=COPY_SECONDS)
     for (ffn, name, count), taken in times.items():
         found.setdefault(ffn, {}).setdefault(name, {})[count] = taken
     return {ffn: FfnTimes(ways.pop("charged"), ways.pop("waited", {}), ways) for ffn, ways in found.items()}
@@ -143,9 +149,9 @@ def routed_runs(
     return runs
 
 
-def _times(machine: Machine, runs: Mapping[Key, Runs], asleep: bool) -> dict[Key, Timing]:
-    """Time of one FFN of each of ``runs``, see ``Machine.times``."""
-    times = machine.times({key: each.work for key, each in runs.items()}, asleep=asleep)
+def _times(machine: Machine, runs: Mapping[Key, Runs], **how: Any) -> dict[Key, Timing]:
+    """Time of one FFN of each of ``runs``; ``how`` is as for ``Machine.times``."""
+    times = machine.times({key: each.work for key, each in runs.items()}, **how)
     return {key: taken.over(runs[key].parts) for key, taken in times.items()}
 
 

@@ -29,7 +29,8 @@ BURSTS = 5
 """How many times each of several things that are timed has its turn."""
 SHORT_SLEEP, LONG_SLEEP = 0.001, 0.064
 """Seconds for which a GPU sleeps while work is launched: at first, and at most."""
-
+SLEEP_HZ = 1.8e9
+"""About the rate of the clock that a sleep is counted in."""
 
 PAUSE_NS = 10_000
 """What lies between two looks at the clock, if it is longer, was somebody else's."""
@@ -114,13 +115,14 @@ class Machine:
         return self.times({None: work}, repeats, alone)[None]
 
     def times(
-        self, work: Mapping[Key, Work], repeats: int | None = None, alone: bool = False, asleep: bool = False
-    ) -> dict[Key, Timing]:
+        self, work: Mapping[Key, Work], repeats: int | None = None, alone: bool = False, asleep: bool = False,
+        rest: float = 0.0,
+    ) -> dict[Key, Timing]:  # fmt: skip
         """Time of each of ``work`` in as many runs as ``repeats`` says, `BURSTS` or fewer of them at a time.
 
         With ``alone`` the device is idle before each run; otherwise runs follow each other as fast as they can be
         launched. With ``asleep`` those of a burst are launched while the device sleeps, so that what launching them
-        takes the host is not in their time.
+        takes the host is not in their time. So many seconds the device may ``rest`` before each of them.
         """
         runs = repeats or self.repeats
         samples: dict[Key, list[float]] = {key: [] for key in work}
@@ -132,12 +134,12 @@ class Machine:
                     each[run % len(each)]()  # what follows is launched before this is over
                 some = [each[(len(samples[key]) + run) % len(each)] for run in range(size)]
                 if self.cuda:
-                    sleeps[key] = self._burst(some, samples[key], sleeps[key], alone)
+                    sleeps[key] = self._burst(some, samples[key], sleeps[key], alone, rest)
                 else:
                     samples[key] += [_host_ns(one) for one in some]
         return {key: Timing.of(found) for key, found in samples.items()}
 
-    def _burst(self, work: Work, samples: list[float], seconds: float, alone: bool) -> float:
+    def _burst(self, work: Work, samples: list[float], seconds: float, alone: bool, rest: float) -> float:
         """Add the time of each of ``work`` to ``samples``; returns how long the device slept meanwhile, if it did.
 
         If it woke up before all was launched, that is done again with a longer sleep, up to `LONG_SLEEP`.
@@ -147,11 +149,13 @@ class Machine:
             events = [self._event_pair() for _ in work]
             awake = cuda.Event()
             if seconds:
-                cuda._sleep(int(seconds * 1.8e9))  # cycles of a clock of about that rate
+                cuda._sleep(int(seconds * SLEEP_HZ))
             awake.record()
             for one, (begin, end) in zip(work, events, strict=True):
                 if alone:
                     cuda.synchronize()
+                if rest:
+                    cuda._sleep(int(rest * SLEEP_HZ))
                 begin.record()
                 one()
                 end.record()
