@@ -39,7 +39,8 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True)
 class Effort:
     """How much to measure: sizes of copies, rows of FFNs, contexts and prompts of layers, tables, buffers, hidden size
-    and width of an expert on the host, runs.
+    and width of an expert on the host, runs; how often loops are timed again later, since a host shared with others has
+    slow minutes.
     """
 
     copies: tuple[int, ...] = SIZES
@@ -54,10 +55,13 @@ class Effort:
     places: tuple[int, int] = PLACES
     hosted: tuple[int, int] = (4096, 14336)
     repeats: int = 20
+    later: int = 2
 
 
 FULL = Effort()
-QUICK = Effort(rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8)
+QUICK = Effort(
+    rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8, later=0
+)
 TINY = Effort(
     copies=(2**14, 2**16, 2**18),
     rows=(1, 2, 4),
@@ -114,7 +118,7 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, nam
         profile["lookups"], details["lookups"] = found
     if (found := parts.try_to("experts on the host", lambda: _host(machine, effort, source))) is not None:
         profile["host"], details["host_us"] = found
-    if machine.cuda and effort is not QUICK:  # minutes later: a host shared with others has slow ones
+    for _ in range(effort.later if machine.cuda else 0):
         loops = _loops(parts, models, profile, source, loops)
     if loops:
         details["loop_us"] = {name: _rounded(loop) for name, loop in loops.items()}
@@ -338,7 +342,8 @@ def _loops(
     for model in models:
         if charged(model) and kind(model) in layers:
             what = f"loop of {model.name}" + ", again" * (earlier is not None)
-            loop = parts.try_to(what, partial(loop_times, parts.machine, model, hardware))
+            rounds = 2 if earlier is None else 1
+            loop = parts.try_to(what, partial(loop_times, parts.machine, model, hardware, rounds=rounds))
             if loop is not None:
                 found[model.name] = loop.or_quieter(found.get(model.name, loop))
     timed = [model for model in models if model.name in found]

@@ -446,7 +446,7 @@ def interrupt() -> None:
 def test_of_two_models_with_the_same_layers_the_first_ones_loop_is_charged(profile: str, monkeypatch) -> None:
     figures = {"first": 10.0, "second": 20.0, "third": 60.0}
 
-    def fake(machine: Machine, model: ModelSpec, hardware: Hardware) -> Loop:
+    def fake(machine: Machine, model: ModelSpec, hardware: Hardware, rounds: int) -> Loop:
         if model.name == "none":
             raise InputError("too much to time")
         return loop(figures[model.name], 0.0)
