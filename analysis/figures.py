@@ -5,6 +5,7 @@ from pathlib import Path
 from analysis.experiment import Data, Experiment
 from traces.errors import InputError
 from traces.files import atomic_path
+from traces.plots import save_png
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -30,10 +31,12 @@ def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
     from matplotlib.figure import Figure
 
     kind = Path(path).suffix.lower().lstrip(".")
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with rc_context({"svg.hashsalt": experiment.name, "font.size": 9}):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
         experiment.draw(data, figure)
         with atomic_path(path) as part:
-            figure.savefig(part, format=kind, dpi=90, metadata=metadata)
+            if kind == "png":
+                save_png(figure, part, dpi=90)
+            else:
+                figure.savefig(part, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})

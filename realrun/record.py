@@ -22,6 +22,7 @@ from realrun.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summa
 from realrun.measure.machine import Machine
 from sim.replay import code_version
 from traces.files import atomic_path
+from traces.plots import save_png
 
 HEADINGS = (
     "policy", "cache", "tokens/s sim", "measured", "error", "hits sim", "measured", "late sim", "measured",
@@ -247,7 +248,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         if shown:
             axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, format="png", dpi=120)
+    save_png(figure, path, dpi=120)
     pyplot.close(figure)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from traces.corpora import TURNS, DomainText, documents, read_domain
 from traces.errors import InputError
+from traces.plots import save_png
 from traces.progress import Watch
 from traces.routers import RoutedLayer, routed_layers
 from traces.upcycle import TOPOLOGIES, Topology, upcycle
@@ -347,7 +348,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     )
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    save_png(figure, path, dpi=120)
     pyplot.close(figure)
 
 
