@@ -1,19 +1,19 @@
 """What experiments gave, as JSON, in a terminal and in Markdown."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Group
+from rich.text import Text
 
 from analysis.experiment import Data, Experiment
 from analysis.sheets import Sheet
+from sim import output
 from traces.errors import InputError
 from traces.files import atomic_path
-from traces.words import printable
 
 
 def read(path: Path, experiment: Experiment) -> Data:
@@ -112,10 +112,4 @@ def _made(data: Data) -> str:
 
 def show(experiment: Experiment, data: Data, json_target: str | None) -> None:
     """The tables on standard output, unless JSON goes there."""
-    if json_target == "-":
-        return
-    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
-    console = Console(**plain) if sys.stdout.isatty() else Console(width=160, **plain)
-    for sheet in experiment.sheets(data):
-        console.print(sheet)
-    console.print(printable(_made(data)), style="dim")
+    output.show(Group(*experiment.sheets(data), Text(_made(data), style="dim")), json_target)

@@ -1,6 +1,7 @@
 """What every command that replays does at its edges: parameters as typed, JSON files and tables on a terminal."""
 
 import json as json_module
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from rich.segment import Segment
 from traces.errors import InputError
 from traces.files import atomic_path
 from traces.words import printable
+
+WIDTH = 180
+"""Characters of a line where no terminal sets a limit."""
 
 
 def values_of(settings: Sequence[str] | None, where: str) -> dict[str, object]:
@@ -62,9 +66,10 @@ class _Inert:
 
 
 def show(view: RenderableType, target: str | None) -> None:
-    """The table to standard output, unless JSON goes there."""
+    """The table to standard output, unless JSON goes there; in a file as wide as COLUMNS says, or else `WIDTH`."""
     if target != "-":
         # Names that people gave may hold brackets and colons, which are neither styles nor smileys.
         plain: dict[str, Any] = {"markup": False, "emoji": False}
-        console = Console(**plain) if sys.stdout.isatty() else Console(width=160, **plain)
+        asked = sys.stdout.isatty() or "COLUMNS" in os.environ
+        console = Console(width=None if asked else WIDTH, **plain)
         console.print(_Inert(view))

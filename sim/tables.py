@@ -6,6 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from sim.fitting import fitting, framed
 from sim.metrics import Counts, Report, Spread
 
 
@@ -110,24 +111,21 @@ def _phase(c: Counts) -> dict[str, str]:
     return rows
 
 
-_Column = tuple[str, bool, Callable[[Report], str]]
-_COLUMNS: tuple[_Column, ...] = (
-    # header, shown on narrow terminals too, text
-    ("tokens/s", True, lambda r: number(r.tokens_per_s, 3)),
-    ("hit", True, lambda r: percent(r.decode.hit_ratio)),
-    ("prefetched", False, lambda r: percent(_share(r.decode.prefetch_hits, r.decode.lookups))),
-    ("late", True, lambda r: percent(r.decode.late_ratio)),
-    ("miss", True, lambda r: percent(r.decode.miss_ratio)),
-    ("GiB/token", True, lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–"),
-    ("wasted", False, lambda r: percent(r.decode.link_bytes["wasted"] / _moved(r) if _moved(r) else None)),
-    ("TTFT ms", False, lambda r: number(r.ttft_ms.mean, 0)),
-    ("TPOT ms", True, lambda r: number(r.tpot_ms.mean, 1)),
-    ("p99", False, lambda r: number(r.tpot_ms.p99, 1)),
-    ("predict ms", False, lambda r: number(r.decode.time_ms["predict"], 1)),
-    ("tables MiB", False, lambda r: number(r.gpu_bytes["policy"] / 2**20, 1)),
-    ("eff.", True, lambda r: percent(r.efficiency)),
-)
-_WIDE = 144
+_COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a narrow terminal shows no others
+    "tokens/s": lambda r: number(r.tokens_per_s, 3),
+    "hit": lambda r: percent(r.decode.hit_ratio),
+    "late": lambda r: percent(r.decode.late_ratio),
+    "miss": lambda r: percent(r.decode.miss_ratio),
+    "eff.": lambda r: percent(r.efficiency),
+    "TPOT ms": lambda r: number(r.tpot_ms.mean, 1),
+    "p99": lambda r: number(r.tpot_ms.p99, 1),
+    "TTFT ms": lambda r: number(r.ttft_ms.mean, 0),
+    "GiB/token": lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–",
+    "wasted": lambda r: percent(r.decode.link_bytes["wasted"] / _moved(r) if _moved(r) else None),
+    "prefetched": lambda r: percent(_share(r.decode.prefetch_hits, r.decode.lookups)),
+    "predict ms": lambda r: number(r.decode.time_ms["predict"], 1),
+    "tables MiB": lambda r: number(r.gpu_bytes["policy"] / 2**20, 1),
+}
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -152,19 +150,17 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield heading, table, bounds and notes."""
-        wide = options.max_width >= _WIDE
-        table = Table(title="decode, at equal GPU bytes; efficiency with prefill", title_justify="left")
-        table.add_column("policy", style="bold", overflow="fold")
-        columns = [column for column in _COLUMNS if wide or column[1]]
-        for name, _, _ in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for report in self.reports:
-            table.add_row(_named(report), *(text(report) for _, _, text in columns))
+        headings = ["policy", *_COLUMNS]
+        rows = [[_named(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
+        shown, *more = fitting(headings, rows, options.max_width)
+        title = "decode, at equal GPU bytes; efficiency with prefill"
+        table = framed(headings, rows, shown, options.max_width, title=title)
+        table.columns[0].style = "bold"
         yield heading(self.reports[0])
         yield table
-        if not wide:
-            hidden = ", ".join(name for name, narrow, _ in _COLUMNS if not narrow)
-            yield Text(f"more in {_WIDE} columns, or with --json: {hidden}", style="dim")
+        if more:
+            hidden = ", ".join(headings[at] for _, *part in more for at in part)
+            yield Text(f"more where there is more room, or with --json: {hidden}", style="dim")
         bound = next(
             (r.bounds for r in self.reports if r.bounds["link_tokens_per_s"] is not None), self.reports[0].bounds
         )

@@ -1,0 +1,52 @@
+"""Tables whose names and numbers stay whole on a narrow terminal: as many columns as fit, the others in parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.table import Table
+
+_FRAME = 3
+"""Characters around a cell: a space on either side and the line after it; a table has one more, on its left."""
+
+
+def fitting(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Columns in parts, each the first column and of the others, in their order, as many as ``width`` characters hold.
+
+    A column is as wide as its widest cell and the longest word of its heading. One whose heading occurs again is told
+    by those before it, so it begins no part. However narrow the terminal, a part has one column besides the first.
+    """
+    wide = [cells + _FRAME for cells in _widths(headings, rows)]
+    parts, start, end = [], 1, len(headings)
+    while start < end:
+        stop = start + 1
+        while stop < end and 1 + wide[0] + sum(wide[start : stop + 1]) <= width:
+            stop += 1
+        stop = next((at for at in range(stop, start, -1) if at == end or headings.count(headings[at]) == 1), stop)
+        parts.append([0, *range(start, stop)])
+        start = stop
+    return parts or [[0]]
+
+
+def framed(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], part: Sequence[int], width: int, **style: Any
+) -> Table:
+    """One part as a table in this ``style``; headings go over several lines where they do not fit within ``width``."""
+    cells = _widths(headings, rows)
+    whole = 1 + sum(max(cells[at], cell_len(headings[at])) + _FRAME for at in part) <= width
+    table = Table(title_justify="left", **style)
+    for at in part:
+        justify: Any = "right" if at else "left"
+        table.add_column(headings[at], justify=justify, overflow="fold", width=None if whole else cells[at])
+    for row in rows:
+        table.add_row(*(row[at] for at in part))
+    return table
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The least width at which each column breaks no cell and no word of its heading."""
+    columns = ([row[at] for row in rows] for at in range(len(headings)))
+    return [
+        max(map(cell_len, (*heading.split(), *column)), default=0)
+        for heading, column in zip(headings, columns, strict=True)
+    ]
