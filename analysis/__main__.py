@@ -207,10 +207,26 @@ def report(
 
 
 @app.command
-def experiments() -> None:
-    """List the experiments: tables, and figures that are tables too."""
-    for name, what in EXPERIMENTS.items():
-        print(f"{name:20} {'figure, table' if what.draw else 'table':15} {what.title}")
+def experiments(*, json: _Json = None) -> None:
+    """List the experiments: tables, and figures that are tables too.
+
+    For example:
+
+    ```
+    python -m analysis experiments
+    python -m analysis experiments --json -
+    ```
+    """
+    from sim.output import written
+
+    keep_apart([], {"--json": json})
+    with written(json) as write:
+        write(
+            [{"name": name, "title": what.title, "figure": what.draw is not None} for name, what in EXPERIMENTS.items()]
+        )
+    if json != "-":
+        for name, what in EXPERIMENTS.items():
+            print(f"{name:20} {'figure, table' if what.draw else 'table':15} {what.title}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
