@@ -74,13 +74,15 @@ def accelerate_ms(machine: Machine, model: ModelSpec, layers: int = LAYERS, toke
     """A decoded token's time in one layer of a model of ``layers`` layers under ``accelerate.cpu_offload``.
 
     The difference to a model of one layer less, so that embedding and head do not count. Raises InputError for
-    dimensions that transformers' Mixtral does not have or the host does not hold, ModuleNotFoundError without
-    accelerate or transformers.
+    dimensions that transformers' Mixtral does not have or the host does not hold, or where the second layer seems to
+    take no time, ModuleNotFoundError without accelerate or transformers.
     """
     need = layers * model.experts * expert_size(model)
     refuse_too_little(f"host memory for {layers} layers", need, free_host_bytes(), "not measured")
-    times = [_offloaded_ms(machine, model, count, tokens) for count in (layers, layers - 1)]
-    return times[0] - times[1]
+    more, less = (_offloaded_ms(machine, model, count, tokens) for count in (layers, layers - 1))
+    if more <= less:
+        raise InputError(f"{layers} layers took {more:.2f} ms, one less {less:.2f}: the machine is too busy to tell")
+    return more - less
 
 
 def _offloaded_ms(machine: Machine, model: ModelSpec, layers: int, tokens: int) -> float:

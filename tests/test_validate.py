@@ -22,7 +22,7 @@ from realrun.record import FILES, Record
 from realrun.replay import first_steps, scaled
 from realrun.resimulate import resimulate_command
 from realrun.validate import MOST_RUNS, Asked, validate
-from sim.model import load_model
+from sim.model import ModelSpec, load_model
 from sim.replay import bundled_traces, code_version, plan_for, replay, scene
 from tests.strategies import make_trace
 from traces.errors import InputError
@@ -273,9 +273,16 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
     assert "is a file; expected a folder" in capsys.readouterr().err
 
 
-def test_baselines_are_set_against_the_measured_runs() -> None:
+def test_baselines_are_set_against_the_measured_runs(monkeypatch) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
+    offloaded_ms = realrun.baselines._offloaded_ms
+
+    def quiet(machine: Machine, model: ModelSpec, layers: int, tokens: int) -> float:
+        assert offloaded_ms(machine, model, layers, tokens) > 0  # on a busy machine one layer more may take no longer
+        return 5.0 * layers
+
+    monkeypatch.setattr(realrun.baselines, "_offloaded_ms", quiet)
     machine, model = Machine("cpu", 3), scaled(load_model("mixtral-8x7b"), 64)
     ours = [{"policy": "on-demand", "cache": "25%", "measured": {"tpot_ms": {"mean": 64.0}}}]
     found = baselines(machine, model, ours)
@@ -287,12 +294,15 @@ def test_baselines_are_set_against_the_measured_runs() -> None:
         assert f"{ms / 2.0:.1f} times on-demand at 25% (2.00 ms)" in found["ratios"][name]
 
 
-def test_what_a_baseline_cannot_be_is_said() -> None:
+def test_what_a_baseline_cannot_be_is_said(monkeypatch) -> None:
     machine, model = Machine("cpu", 3), scaled(load_model("qwen1.5-moe-a2.7b"), 64)
     assert pageable_ms(machine, model, calls=2) > 0
     assert (
         "no model of transformers' Mixtral class" in baselines(machine, model, [])["left_out"]["accelerate cpu_offload"]
     )
+    monkeypatch.setattr(realrun.baselines, "_offloaded_ms", lambda *_: 3.0)
+    with pytest.raises(InputError, match="too busy to tell"):
+        realrun.baselines.accelerate_ms(machine, model)
 
 
 def test_baselines_take_the_runs_of_a_validation(tmp_path, capsys, monkeypatch) -> None:
