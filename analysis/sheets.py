@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from sim.fitting import fitting, framed
+from sim.fitting import Parts
 
 NOTHING = "–"
 
@@ -23,29 +23,10 @@ class Sheet:
     detail: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table and its notes; where it is too wide, its key is one column and the rest is in parts."""
-        headings, rows, width = self.columns, self.rows, options.max_width
-        if len(fitting(headings, rows, width)) > 1:
-            headings, rows = self._merged()
-        for at, part in enumerate(fitting(headings, rows, width)):
-            yield framed(headings, rows, part, width, title=None if at else self.title, title_style="bold")
+        """Yield the table and its notes."""
+        yield Parts(self.title, self.columns, self.rows)
         for note in self.notes:
             yield Text(note, style="dim")
-
-    def _merged(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows with the columns that tell rows apart in one, as a tree, a line for each of its nodes."""
-        depths = range(1, len(self.columns))
-        keys = next((n for n in depths if len({tuple(row[:n]) for row in self.rows}) == len(self.rows)), 1)
-        lines: list[list[str]] = []
-        last: Sequence[str] = ()
-        for row in self.rows:
-            for depth in range(keys):
-                leaf = depth == keys - 1
-                if leaf or row[: depth + 1] != last[: depth + 1]:
-                    cells = row[keys:] if leaf else [""] * len(row[keys:])
-                    lines.append(["  " * depth + row[depth], *cells])
-            last = row
-        return [" / ".join(self.columns[:keys]), *self.columns[keys:]], lines
 
     def markdown(self) -> str:
         """The table in Markdown, under its title."""

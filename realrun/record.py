@@ -8,18 +8,19 @@ there is a pair of these.
 import csv
 import io
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Group
+from rich.text import Text
 
 from realrun.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
 from realrun.measure.machine import Machine
+from sim.fitting import Parts
+from sim.output import show
 from sim.replay import code_version
 from traces.files import atomic_path
 from traces.plots import save_png
@@ -122,25 +123,17 @@ class Record:
             lines.append([policy, cache, *(cell for three in cells for cell in three)])
         return lines
 
-    def table(self) -> Table:
+    def table(self) -> Parts:
         """The pairs for a terminal, what was simulated and what was measured in one cell."""
-        table = Table(title="decode: simulated / measured, and how far apart", title_justify="left")
-        table.add_column("policy", no_wrap=True)
-        table.add_column("cache")
-        single = [at for at, heading in enumerate(HEADINGS) if heading != "measured"][2:]
+        single = [at for at, heading in enumerate(HEADINGS) if heading != "measured"]
         pairs = [at for at in single if at + 1 < len(HEADINGS) and HEADINGS[at + 1] == "measured"]
-        for at in single:
-            table.add_column(HEADINGS[at].removesuffix(" sim"), justify="right")
-        for line in self.lines():
-            table.add_row(*line[:2], *(f"{line[at]} / {line[at + 1]}" if at in pairs else line[at] for at in single))
-        return table
+        headings = [HEADINGS[at].removesuffix(" sim") for at in single]
+        rows = [[f"{line[at]} / {line[at + 1]}" if at in pairs else line[at] for at in single] for line in self.lines()]
+        return Parts("decode: simulated / measured, and how far apart", headings, rows)
 
     def show(self) -> None:
-        """Table and verdict on standard output; off a terminal as wide as the table is."""
-        console = Console() if sys.stdout.isatty() else Console(width=200)
-        console.print(self.table())
-        for line in self.verdict():
-            console.print(line, markup=False)
+        """Table and verdict on standard output."""
+        show(Group(self.table(), *map(Text, self.verdict())), None)
 
     def verdict(self) -> list[str]:
         """The targets' figures in sentences."""

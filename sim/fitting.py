@@ -1,9 +1,11 @@
 """Tables whose names and numbers stay whole on a narrow terminal: as many columns as fit, the others in parts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 _FRAME = 3
@@ -41,6 +43,38 @@ def framed(
     for row in rows:
         table.add_row(*(row[at] for at in part))
     return table
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A table of which nothing is left out: where it is too wide, its key is one column and the others are in parts."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the parts, one below the other."""
+        headings, rows, width = self.headings, self.rows, options.max_width
+        if len(fitting(headings, rows, width)) > 1:
+            headings, rows = self._merged()
+        for at, part in enumerate(fitting(headings, rows, width)):
+            yield framed(headings, rows, part, width, title=None if at else self.title, title_style="bold")
+
+    def _merged(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows with the columns that tell rows apart in one, as a tree, a line for each of its nodes."""
+        depths = range(1, len(self.headings))
+        keys = next((n for n in depths if len({tuple(row[:n]) for row in self.rows}) == len(self.rows)), 1)
+        lines: list[list[str]] = []
+        last: Sequence[str] = ()
+        for row in self.rows:
+            for depth in range(keys):
+                leaf = depth == keys - 1
+                if leaf or row[: depth + 1] != last[: depth + 1]:
+                    cells = row[keys:] if leaf else [""] * len(row[keys:])
+                    lines.append(["  " * depth + row[depth], *cells])
+            last = row
+        return [" / ".join(self.headings[:keys]), *self.headings[keys:]], lines
 
 
 def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

@@ -16,7 +16,7 @@ from traces.errors import InputError
 from traces.files import atomic_path
 from traces.words import printable
 
-WIDTH = 180
+WIDTH = 200
 """Characters of a line where no terminal sets a limit."""
 
 

@@ -11,8 +11,7 @@ from rich.console import Console, RenderableType
 
 from analysis.catalogue import EXPERIMENTS
 from analysis.pages import read
-from analysis.sheets import Sheet
-from sim.fitting import fitting, framed
+from sim.fitting import Parts, fitting, framed
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WORDS = st.text("abc", min_size=1, max_size=12)
@@ -101,9 +100,9 @@ def test_tables_of_every_experiment_have_whole_cells_in_80_columns(name: str) ->
 
 def test_what_tells_rows_apart_becomes_a_tree_where_a_table_is_too_wide() -> None:
     rows = [["m", "own", "1"], ["m", "other", "2"], ["n", "own", "3"]]
-    sheet = Sheet("t", ["model", "learned from", "found"], rows)
-    assert cells_of(lines_of(sheet, 40)) == rows
-    leaves = [line for line in lines_of(sheet, 26) if line.startswith("│")]
+    table = Parts("t", ["model", "learned from", "found"], rows)
+    assert cells_of(lines_of(table, 40)) == rows
+    leaves = [line for line in lines_of(table, 26) if line.startswith("│")]
     assert leaves == [
         "│ m       │       │",
         "│   own   │     1 │",
