@@ -5,7 +5,7 @@ only where neither the policy nor, for one that weighs costs, the profile has ch
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,13 @@ from sim.policies import policy_class
 from sim.replay import Scene, bundled_traces, code_version, plan_for, scene
 from traces.errors import InputError
 from traces.files import keep_apart
+
+_KEPT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (lambda value: isinstance(value, str), "a text"),
+    "complete": (lambda value: isinstance(value, bool), "true or false"),
+    "left_out": (lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value), "a list of texts"),
+}
+"""What the new record says as the old one did: whether a value is of the right type, and which that is."""
 
 
 def resimulate_command(source: Path, trace: Path, folder: Path, hardware: str, command: str) -> None:
@@ -47,7 +54,11 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         pairs = [(str(report["policy"]), str(report["cache"]), dict(report["measured"])) for report in reports]
         first = {"measured with": was["code"], "measured by": data["command"]}  # not if it has been simulated again
         provenance = {**first, **was, "code": code_version()}
-        record = Record(command, provenance, complete=data["complete"], left_out=list(data["left_out"]))
+        kept = {field: data[field] for field in _KEPT}
+    for field, (fits, right) in _KEPT.items():
+        if not fits(kept[field]):
+            raise InputError(f"{source}: {field} is {json.dumps(kept[field]):.60}; expected {right}")
+    record = Record(command, provenance, complete=kept["complete"], left_out=kept["left_out"])
     if WIDTHS in model:
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:

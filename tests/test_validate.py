@@ -378,7 +378,8 @@ def test_pairs_are_simulated_again_against_what_was_measured_then(tmp_path, caps
     assert mine == {name: report.tokens_per_s for name, report in reports.items()}
 
 
-def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsys) -> None:
+def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     source = Path(__file__).parents[1] / "docs/results/realrun/mixtral/validation.json"
     then = json.loads(source.read_text())
     few = [r for r in then["reports"] if (r["policy"], r["cache"]) == ("lru", "25%")]
@@ -387,7 +388,7 @@ def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsy
     again = ["resimulate", str(some), str(TRACE), "--hardware", "h200", "-o", str(tmp_path / "again")]
     assert main(again) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ lru")]
-    assert len(rows) == 1 and 180 < len(rows[0]) <= 200 and "│ 25%" in rows[0]
+    assert len(rows) == 1 and 180 < len(rows[0]) <= 200 and "│   25% │" in rows[0]
     # What is compared now and was not then has no measured figure; what is no record is refused.
     rest = [row for row in then["components"] if row["component"] != "prefill predict"]
     some.write_text(json.dumps(then | {"reports": few, "components": rest}))
@@ -405,6 +406,32 @@ def test_the_table_of_another_simulation_is_as_wide_as_the_first(tmp_path, capsy
     some.unlink()
     assert main(again) == 2
     assert capsys.readouterr().err == f"error: {some}: No such file or directory\n"
+
+
+def test_a_record_of_other_types_is_refused_and_what_it_says_moves_no_cursor(tmp_path, capsys, monkeypatch) -> None:
+    source = Path(__file__).parents[1] / "docs/results/realrun/mixtral/validation.json"
+    then = json.loads(source.read_text())
+    few = [r for r in then["reports"] if (r["policy"], r["cache"]) == ("lru", "25%")]
+    some = tmp_path / "validation.json"
+    again = ["resimulate", str(some), str(TRACE), "--hardware", "h200", "-o", str(tmp_path / "again")]
+    texts, text, truth = "a list of texts", "a text", "true or false"
+    for field, odd, shown, right in (
+        ("complete", 1, "1", truth), ("complete", "no", '"no"', truth), ("complete", None, "null", truth),
+        ("left_out", "lru", '"lru"', texts), ("left_out", ["a", 1], '["a", 1]', texts), ("left_out", {}, "{}", texts),
+        ("command", 3, "3", text), ("command", ["x"], '["x"]', text), ("command", [9] * 99, "[" + "9, " * 19, text),
+    ):  # fmt: skip
+        some.write_text(json.dumps(then | {"reports": few, field: odd}))
+        assert main(again) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: {some}: {field} is {shown}")
+        assert err.endswith(f"; expected {right}\n") and err.count("\n") == 1
+    assert not (tmp_path / "again").exists()
+    monkeypatch.setenv("COLUMNS", "80")
+    some.write_text(json.dumps(then | {"reports": few, "left_out": ["\x1b[2J [red]x"]}))
+    assert main(again) == 0
+    out = capsys.readouterr().out
+    assert "left out: \\x1b[2J [red]x" in out and "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80 and out.count("│ lru ") == 3  # the table in three parts
 
 
 def test_runs_at_divided_widths_are_not_simulated_again(finished: Record, tmp_path, capsys) -> None:
