@@ -336,7 +336,7 @@ def _loops(
     Of several models with the same layers the first one's is given. What was timed ``earlier`` counts where it took
     less. What the engine cannot run here, or the device cannot hold, is left out and said.
     """
-    hardware = Hardware.from_dict(profile)
+    hardware, models = Hardware.from_dict(profile), list(models)
     layers = {(table["hidden"], table["attention"], table["experts"]): table for table in profile["layer"]}
     found = dict(earlier or {})
     for model in models:
@@ -346,6 +346,7 @@ def _loops(
             loop = parts.try_to(what, partial(loop_times, parts.machine, model, hardware, rounds=rounds))
             if loop is not None:
                 found[model.name] = loop.or_quieter(found.get(model.name, loop))
+                parts.left_out.pop(f"loop of {model.name}", None)
     timed = [model for model in models if model.name in found]
     for model in reversed(timed):
         layers[kind(model)] |= _loop_figures([found[model.name]], f"loop of a real run, {model.name}; {source}")

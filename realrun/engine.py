@@ -194,6 +194,7 @@ class RealRun(Loop):
         offsets, experts = work.offsets.tolist(), work.expert.tolist()
         pairs = self._pairs()
         for number, phase in enumerate(work.schedule.phase.tolist()):
+            self._request_all()
             self.link.phase = phase
             if plan.ring and not number:
                 self._stream_next_layer(0)

@@ -17,6 +17,7 @@ from typing import Any
 from realrun.device import Device, Event
 from realrun.device_cache import DeviceCache
 from realrun.host_store import HostStore
+from sim.cache import RESIDENT
 from sim.clock import Clock
 from sim.link import Link, Transfer
 from sim.log import Counters
@@ -76,6 +77,16 @@ class CopyLink(Link):
             transfer.demand = transfer.needed = True
             return transfer
         return super().demand(expert)
+
+    def keep(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Make the requests for experts that are there, which keeps these there, and return the others."""
+        state, passed, others = self.cache.state, self.passed, []
+        for request in requests:
+            if state[request[0]] != RESIDENT:
+                others.append(request)
+            elif request[1] > passed:
+                self.cache.requested(request[0], request[1])
+        return others
 
     def kick(self, some: bool = False) -> None:
         """Let demands overtake and hand over what may move; called after every change that the engine makes.

@@ -327,9 +327,12 @@ class Loop:
             self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
-        """Make requests: the first at once, the others while the host waits, before the next look-up at the latest."""
+        """Make requests: for what is there and the first others at once, the rest while the host waits.
+
+        None is put off beyond the next look-up, step or stream of a layer.
+        """
         self._request_all()
-        self._to_request = iter(requests)
+        self._to_request = iter(self.link.keep(requests))
         self._request_some()
 
     def _request_some(self) -> None:
@@ -345,6 +348,7 @@ class Loop:
             self.link.poll()
 
     def _stream_next_layer(self, call: int) -> None:
+        self._request_all()
         first = call % self.n_layers * self.n_experts
         self.link.request_all([(expert, call, call) for expert in range(first, first + self.n_experts)])
 

@@ -122,7 +122,7 @@ class ExpertCache:
         candidates = self.rules[pool].candidates()
         fits = filter if wanted else filterfalse
         which: Iterator[int]
-        if isinstance(candidates, array) and len(candidates) > NEAR:
+        if isinstance(candidates, array) and candidates.typecode == "q" and len(candidates) > NEAR:
             near = fits(self._wanted.__getitem__, candidates[:NEAR])
             which = chain(near, self._beyond(candidates, NEAR, wanted))
         else:
@@ -147,7 +147,10 @@ class ExpertCache:
 
     def _pass(self, passed: int) -> None:
         """Note that nobody wants experts any more for the calls up to ``passed``."""
-        for call in range(self._passed + 1, passed + 1):
+        calls: Sequence[int] = range(self._passed + 1, passed + 1)
+        if len(calls) > len(self._last_wanted):
+            calls = [call for call in self._last_wanted if call <= passed]
+        for call in calls:
             for expert in self._last_wanted.pop(call, ()):
                 if self.wanted_until[expert] <= passed:
                     self._wanted[expert] = 0

@@ -50,7 +50,8 @@ class Eviction(Protocol):
         """Experts from the first that should go to the last; as an ``array("q")`` long ones are searched faster.
 
         May include experts that hold no slot yet; the cache passes over those. The cache stops reading as soon as it
-        has what it needs and calls ``evicted`` only after it has closed what it reads.
+        has what it needs and calls ``evicted`` only after it has closed what it reads. It may ask twice for one
+        eviction, if all are wanted for calls to come: the answer should be the same.
         """
 
 

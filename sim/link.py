@@ -224,7 +224,7 @@ class Link:
     def close(self) -> None:
         """End of the run: queued prefetches are cancelled, those under way counted as such."""
         for transfer in list(self.transfers.values()):
-            if transfer.prefetch:
+            if transfer.prefetch and not transfer.needed:  # whoever needed it counted it as late
                 if transfer.started:
                     self.counters.in_flight[transfer.phase] += 1
                     if transfer is self._running:

@@ -103,6 +103,64 @@ def test_requests_that_are_put_off_are_made_before_the_next_look_up(at_once: int
     assert sum(log.counters.issued) == 32 and not (log.found == MISS).any()
 
 
+MANY = 100
+"""Requests of one moment, more than are made at once."""
+PUT_OFF: dict[str, tuple[list, int, dict, list[int], int, int]] = {
+    # routes, experts, phases, asked in this order, at moment, for call
+    "one of what is there is asked for last": ([[[MANY - 1]], [[MANY - 1]]], 1, {}, list(range(MANY)), 2, 1),
+    "before the next step": ([[[0]], [[1]]], 4, {"phase": [0, 1]}, list(range(MANY)), 1, 1),
+    "one that is dropped meanwhile": ([[[99]], [[98]], [[97]]], 2, {}, [*range(64), 99], 1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PUT_OFF)
+def test_requests_that_are_put_off_change_nothing_that_time_does_not_decide(case: str) -> None:
+    routes, slots, phases, asked, moment, call = PUT_OFF[case]
+    world = real_world(make_trace(routes, n_experts=MANY, **phases), slots=slots)
+    requests = Requests.build(np.full(len(asked), moment), np.full(len(asked), call), np.array(asked), np.arange(len(asked)))  # fmt: skip  # noqa: E501
+    plan = Plan(requests=requests, keep="dropped" not in case)
+    simulated, measured = run_of(world, plan).log(), run_on_cpu(world, plan, check=True).log
+    assert measured.counters.issued == simulated.counters.issued
+    if slots == 1:
+        assert measured.found.tolist() == simulated.found.tolist()
+
+
+def test_a_layer_that_streams_comes_after_what_was_asked_for_before() -> None:
+    world = real_world(make_trace([[[0], [0]], [[1], [1]]], n_experts=MANY, phase=[0, 1]), slots=4)
+    every = np.arange(2 * MANY - 1, MANY - 1, -1)
+    requests = Requests.build(np.full(MANY, 1), np.full(MANY, 1), every, np.ones(MANY, np.int64))
+    plan = Plan(requests=requests, stream_prefill=True)
+    with staged(world) as (stage, predictions):
+        run = real_run(world, plan, stage, predictions)
+        order: list[int] = []
+        plain = run.link._new
+
+        def new(expert: int, prefetch: bool, priority: int) -> Any:
+            if prefetch:
+                order.append(expert)
+            return plain(expert, prefetch, priority)
+
+        run.link._new = new  # type: ignore[method-assign]
+        run.execute()
+    assert order[:MANY] == [expert for expert in every.tolist() if expert in order][:MANY]
+    assert order[: MANY // 2] == every[: MANY // 2].tolist()
+
+
+def test_a_stopped_run_counts_a_late_prefetch_once() -> None:
+    world = real_world(chain([0, 1, 2, 3], n_experts=4), slots=2)
+    requests = Requests.build(np.array([0]), np.array([0]), np.array([0]), np.array([0]))
+    with staged(world) as (stage, predictions):
+        device: Any = stage.device
+        copy = device.copy
+        device.copy = lambda *parts: (device.copies.delay(0.5), copy(*parts))
+        run = real_run(world, Plan(requests=requests), stage, predictions, stop=lambda: sum(run.counters.late) > 0)
+        outcome = run.execute()
+    c = outcome.log.counters
+    assert not outcome.complete
+    ended = np.array([c.useful, c.late, c.unused, c.cancelled, c.in_flight]).sum(0)
+    assert ended.tolist() == c.issued and sum(c.late) == 1
+
+
 def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:
     world = real_world(make_trace(np.random.default_rng(0).permuted(np.tile(np.arange(6), (5, 2, 1)), axis=2)[:, :, :2], n_experts=6), slots=4)  # fmt: skip  # noqa: E501
     with staged(world) as (stage, predictions):
