@@ -97,7 +97,9 @@ def scene(
     try:
         spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
     except InputError as wrong:
-        raise (wrong if model is not None else InputError(f"{whole.source}: {wrong}")) from None
+        if model is not None:
+            raise
+        raise InputError(f"{whole.source}: {wrong}; or say whose costs to charge, --model NAME") from None
     machine = Hardware.load(hardware)
     trace = whole.select(split)
     budget = parse_capacity(cache_size, spec.expert_bytes, spec.experts)

@@ -349,6 +349,12 @@ def test_the_readings_of_the_guide_run_as_they_stand(tmp_path):
             layer.mlp.route.register_forward_hook(lambda module, inputs, output: kept.append(output["chosen"]))
         model(torch.tensor([trace.token[row].tolist()]))
         assert (trace.experts[row] == torch.stack(kept, dim=1).numpy()).all()
+        again = [sys.executable, "-m", "traces", "verify", str(out), "--model", str(tmp_path / "checkpoint")]
+        places = os.pathsep.join([str(tmp_path), str(REPOSITORY)])  # a new process, in which nothing has imported mine
+        done = subprocess.run(
+            [*again, *adapter_option], env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True
+        )
+        assert (done.returncode, "routes are equal (100.00%" in done.stdout) == (0, True), done.stderr
     finally:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("mine", None)

@@ -181,6 +181,7 @@ def test_a_model_that_is_wrong_in_the_trace_names_the_trace(said: Any, tmp_path:
     odd.save(path)
     message = f"{path}: meta: model.config of toy: torch_dtype is ['bfloat16']; expected one of bfloat16"
     refused(said, tmp_path, message, "replay", path)
+    refused(said, tmp_path, "; or say whose costs to charge, --model NAME", "replay", path)
 
 
 def test_a_split_that_is_not_there_is_refused(said: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from traces.errors import InputError
 from traces.recorder import Recorder
 from traces.running import DEBUG, running
 from traces.shapes import KNOWN
+from traces.words import first_words
 
 RECORD_FILE = "training.json"
 BASIS_FILE = "embedding_basis.npz"
@@ -37,8 +38,7 @@ def located(model: str | Path) -> Path:
         try:
             folder = Path(snapshot_download(str(model), allow_patterns=list(_HUB_FILES)))
         except Exception as error:  # the hub's client raises errors of many libraries
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"{model}: no such folder, and the hub does not give it ({reason})") from None
+            raise InputError(f"{model}: no such folder, and the hub does not give it ({first_words(error)})") from None
     if folder.is_file():
         raise InputError(f"{folder}: is a file; expected the folder of a checkpoint")
     if not (folder / "config.json").is_file():

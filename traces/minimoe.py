@@ -25,6 +25,7 @@ from traces.plots import save_png
 from traces.progress import Watch
 from traces.routers import RoutedLayer, routed_layers
 from traces.upcycle import TOPOLOGIES, Topology, upcycle
+from traces.words import first_words
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def load_base(base: str | Path) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **extra)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
     except (ValueError, OSError) as error:
-        raise InputError(f"{path}: not a model to start from ({' '.join(str(error).split())[:200]})") from None
+        raise InputError(f"{path}: not a model to start from ({first_words(error)})") from None
 
 
 def pack(tokenizer: Any, text: DomainText, length: int, seed: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from traces.errors import InputError
+from traces.words import first_words
 
 DEBUG = "MOE_REPLAY_DEBUG"
 """Environment variable: set, an exception in somebody's model or policy comes through with its traceback."""
@@ -25,5 +26,5 @@ def running(model: str, failed: str, remedy: str) -> Iterator[None]:
         # The allocator of host memory raises a plain RuntimeError.
         if isinstance(wrong, MemoryError) or any(words in str(wrong).lower() for words in _NO_MEMORY):
             failed = f"out of memory, {remedy}"
-        reason = f"{type(wrong).__name__}: {' '.join(str(wrong).split())[:200]}"
+        reason = f"{type(wrong).__name__}: {first_words(wrong)}"
         raise InputError(f"{model}: {failed} ({reason}; {DEBUG}=1 shows the traceback)") from None

@@ -97,8 +97,8 @@ def rerun(
     prompts = _prompts(trace, part)
     chosen = sorted(prompts)[:: max(1, -(-len(prompts) // sequences))]
     folder = located(model)
+    families = FAMILIES | (read_families(adapter) if adapter else {})  # which may register the model's classes
     network, _ = load(folder, experts_implementation, device)
-    families = FAMILIES | (read_families(adapter) if adapter else {})
     totals = np.zeros(4, int)
     with ExitStack() as hooks:
         found = {name: hooks.enter_context(one) for name, one in recorders(network, families).items()}

@@ -17,6 +17,15 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+def first_words(text: object, most: int = 200) -> str:
+    """``str(text)`` on one line of at most ``most`` characters: only whole words are left out, and dots say so."""
+    line = " ".join(str(text).split())
+    if len(line) <= most:
+        return line
+    kept, space, _ = line[: most - 3].rpartition(" ")
+    return f"{kept if space else line[: most - 4]} ..."
+
+
 def amount(size: int) -> str:
     """Bytes in the largest unit of which there is one at least: ``84.00 GiB``, ``1 B``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
