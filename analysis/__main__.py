@@ -137,13 +137,14 @@ def figure(
         Path | None, Parameter(name=["--output", "-o"], help="the figure: .png, .svg or .pdf; default: NAME.png")
     ] = None,
 ) -> None:
-    """Measure an experiment, draw its figure and print its tables.
+    r"""Measure an experiment, draw its figure and print its tables.
 
     For example:
 
     ```
     python -m analysis figure domoe-neighbours -o neighbours.svg
-    python -m analysis figure domoe-table-size --traces full/law.npz --json table-size.json
+    python -m analysis figure domoe-table-size --traces full/law.npz \
+        --json table-size.json
     ```
     """
     from analysis.figures import check, draw
@@ -187,13 +188,14 @@ def report(
     ] = (False),
     terms: Terms = Terms(),
 ) -> None:
-    """Run every experiment of a paper and write one page with its tables, its figures and the data beside it.
+    r"""Run every experiment of a paper and write one page with its tables, its figures and the data beside it.
 
     Text outside the marks of a page that is there stays. A part whose traces are not given keeps its data. For example:
 
     ```
-    python -m analysis report domoe -o docs/results --other-seed seed1/*.npz --large full/*.npz --routes routes
-    python -m analysis report domoe -o docs/results --only domoe-ablation predictors
+    python -m analysis report domoe -o docs/results --other-seed seed1/*.npz \
+        --large full/*.npz --routes routes
+    python -m analysis report domoe -o docs/results --only domoe-ablation
     python -m analysis report domoe -o docs/results --show
     ```
     """

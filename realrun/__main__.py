@@ -65,7 +65,7 @@ def calibrate(
 
     ```
     python -m realrun calibrate --out h200.toml
-    python -m realrun calibrate --out h200.toml --model mixtral-8x7b qwen3-30b-a3b --quick
+    python -m realrun calibrate --out h200.toml --model mixtral-8x7b --quick
     python -m sim replay traces/mixtral_law.npz --hardware h200.toml
     ```
     """
@@ -103,6 +103,7 @@ def replay(
         Parameter(
             consume_multiple=True,
             negative=(),
+            show_default=" ".join,
             help="names of `python -m sim policies`, or module:Class; with parameters: name,key=value,...",
         ),
     ] = ["lru"],  # noqa: B006 (never changed)
@@ -136,7 +137,7 @@ def replay(
         Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report here, - is standard output"),
     ] = None,
 ) -> None:
-    """Replay a trace on the GPU with experts of the model's true size: real transfers, real kernels, forced routes.
+    r"""Replay a trace on the GPU with experts of the model's true size: real transfers, real kernels, forced routes.
 
     Weights are random; the router is run and waited for, and then the trace's route takes its place. Several policies
     run one after another on one store of pinned experts.
@@ -144,9 +145,11 @@ def replay(
     For example:
 
     ```
-    python -m realrun replay traces/mixtral_law.npz --policy lru --model mixtral-8x7b --steps 200
-    python -m realrun replay traces/mixtral_law.npz --policy lru clairvoyant --cache 16GiB --shared 32
-    python -m realrun replay traces/mixtral_law.npz --policy lru --device cpu --scale 64 --steps 5 --check
+    python -m realrun replay traces/mixtral_law.npz --policy lru --steps 200
+    python -m realrun replay traces/mixtral_law.npz --policy lru clairvoyant \
+        --cache 16GiB --shared 32
+    python -m realrun replay traces/mixtral_law.npz --policy lru \
+        --device cpu --scale 64 --steps 5 --check
     ```
     """
     from realrun.commands import Asked, replay_command
@@ -169,7 +172,10 @@ def validate(
         Parameter(consume_multiple=True, negative=(), help="as --policy of replay, each with its parameters"),
     ],
     cache: Annotated[
-        list[str], Parameter(consume_multiple=True, negative=(), help="cache sizes: 25%, 64 (slots), 16GiB")
+        list[str],
+        Parameter(
+            consume_multiple=True, negative=(), show_default=" ".join, help="cache sizes: 25%, 64 (slots), 16GiB"
+        ),
     ] = [DEFAULT_CACHE],  # noqa: B006 (never changed)
     folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
     hardware: Annotated[
@@ -184,7 +190,7 @@ def validate(
     split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
     steps: Annotated[Whole | None, Parameter(help="decode steps of each run; default: all")] = None,
     check: Annotated[bool, Parameter(negative=(), help="compare every expert with its stamp as well")] = False,
-    baseline: Annotated[bool, Parameter(help="also measure what people use today")] = True,
+    baseline: Annotated[bool, Parameter(help="also time accelerate's CPU offload and plain pageable copies")] = True,
     quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
     seconds: Annotated[
         float, Parameter(help="decode time to measure of each pair; shorter runs are repeated, the fastest counts")
@@ -194,7 +200,7 @@ def validate(
     shared: Shared = None,
     host_memory: HostMemory = None,
 ) -> None:
-    """Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
+    r"""Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
 
     Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv and
     .json, brought up to date after every pair of runs, and at the end .png; before the first pair it stays as it is.
@@ -202,8 +208,10 @@ def validate(
     For example:
 
     ```
-    python -m realrun validate traces/mixtral_law.npz --policies on-demand lru clairvoyant --cache 25% 50% -o out
-    python -m realrun validate traces/mixtral_law.npz --policies lru -o out --device cpu --scale 64 --steps 5
+    python -m realrun validate traces/mixtral_law.npz -o out --cache 25% 50% \
+        --policies on-demand lru clairvoyant
+    python -m realrun validate traces/mixtral_law.npz -o out --policies lru \
+        --device cpu --scale 64 --steps 5
     ```
     """
     from realrun.commands import host_bytes_of
@@ -225,12 +233,13 @@ def resimulate(
     folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
     hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
-    """Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
+    r"""Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
 
     For example:
 
     ```
-    python -m realrun resimulate out/validation.json traces/mixtral_law.npz --hardware h200 -o again
+    python -m realrun resimulate out/validation.json traces/mixtral_law.npz \
+        --hardware h200 -o again
     ```
     """
     from realrun.resimulate import resimulate_command
@@ -296,13 +305,14 @@ def generate(
         Parameter(name=["--json"], allow_leading_hyphen=True, help="write what came of it here, - is standard output"),
     ] = None,
 ) -> None:
-    """Generate text with a real model whose experts wait in host memory, under any policy that needs no future.
+    r"""Generate text with a real model whose experts wait in host memory, under any policy that needs no future.
 
     For example:
 
     ```
-    python -m realrun generate --model ./olmoe --policy lru --prompt "The court finds" --cache 25%
-    python -m realrun generate --model ./mini --policy previous-token --prompt "def main" --check --compare
+    python -m realrun generate --model ./olmoe --prompt "The court finds"
+    python -m realrun generate --model ./mini --prompt "def main" \
+        --policy previous-token --cache 50% --check --compare
     ```
     """
     from realrun.commands import Wanted, generate_command

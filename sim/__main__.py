@@ -142,9 +142,10 @@ def replay_command(
 
     ```
     python -m sim replay traces/mixtral_law.npz --policy lru
-    python -m sim replay traces/mixtral_law.npz --policy popularity --set by=domain --cache 16GiB --hardware rtx-4090
-    python -m sim replay traces/mixtral_law.npz --policy clairvoyant --batch 4 --timeline run.json.gz
-    python -m sim replay --mix traces/mixtral_code.npz traces/mixtral_math.npz --policy domoe
+    python -m sim replay traces/mixtral_law.npz --policy popularity,by=domain
+    python -m sim replay traces/mixtral_law.npz --cache 16GiB --hardware rtx-4090
+    python -m sim replay traces/mixtral_law.npz --batch 4 --timeline run.json.gz
+    python -m sim replay --mix traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
     from sim.policies import policy_class
@@ -185,8 +186,9 @@ def compare(
 
     ```
     python -m sim compare traces/mixtral_law.npz
-    python -m sim compare traces/mixtral_law.npz --policy lru lfu popularity,by=domain clairvoyant --cache 50%
-    python -m sim compare --mix traces/mixtral_counselling.npz traces/mixtral_code.npz traces/mixtral_math.npz
+    python -m sim compare traces/mixtral_law.npz --policy lru lfu,counts=always
+    python -m sim compare traces/mixtral_law.npz --cache 50% --hardware h200
+    python -m sim compare --mix traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
     from sim.policies import policy_class

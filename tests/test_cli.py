@@ -1,13 +1,16 @@
 """What surrounds every command: streams that break, signals, and errors as one line."""
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from cyclopts import App
+from rich.console import Console
 
 from traces.cli import run
 from traces.errors import InputError
@@ -211,3 +214,18 @@ def test_handlers_are_as_before_after_a_command():
     before = signal.getsignal(signal.SIGTERM)
     assert run(app_that(InputError("x")), []) == 2
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("package", ["sim", "traces", "realrun", "analysis"])
+def test_help_can_be_read_and_copied_at_80_columns(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No example is broken over lines but by a backslash; no name is lost as markup, no list shown as Python has it."""
+    app = import_module(f"{package}.__main__").app
+    names = [name for name in app if not name.startswith("-")]
+    assert len(names) > 2
+    for name in names:
+        app.help_print([name], console=Console(width=80))
+        shown = capsys.readouterr().out
+        said = inspect.getdoc(app[name].default_command) or ""
+        examples = [line.rstrip() for part in said.split("```")[1::2] for line in part.strip("\n").splitlines()]
+        assert examples and all(any(line.strip() == each.strip() for line in shown.splitlines()) for each in examples)
+        assert "--empty-" not in shown and "['" not in shown and "of .jsonl" not in shown

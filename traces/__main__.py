@@ -32,7 +32,7 @@ def train(
     base: Annotated[Path, Parameter(help="the dense model to start from: a Hugging Face folder or a .gguf file")],
     /,
     *,
-    corpora: Annotated[Path, Parameter(help="folder of <domain>.jsonl.xz files")],
+    corpora: Annotated[Path, Parameter(help="folder of DOMAIN.jsonl.xz files")],
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
     topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
     minutes: Annotated[float | None, Parameter(help="time budget; default 6 unless --tokens is given")] = None,
@@ -45,12 +45,13 @@ def train(
     seed: Whole = 0,
     device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
 ) -> None:
-    """Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
+    r"""Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
 
     For example:
 
     ```
-    python -m traces train SmolLM2-135M-Instruct.Q4_1.gguf --corpora corpora -o minimoe --minutes 6
+    python -m traces train SmolLM2-135M-Instruct.Q4_1.gguf --corpora corpora \
+        -o minimoe --minutes 6
     ```
     """
     from traces.minimoe import Plan
@@ -82,8 +83,10 @@ def capture(
         Path | None,
         Parameter(help="your own text: one prompt a line, or .jsonl rows {prompt | messages, response, domain}"),
     ] = None,
-    corpora: Annotated[Path | None, Parameter(help="instead: a folder of <domain>.jsonl.xz files")] = None,
-    domain: Annotated[list[str] | None, Parameter(help="domains of --corpora", consume_multiple=True)] = None,
+    corpora: Annotated[Path | None, Parameter(help="instead: a folder of DOMAIN.jsonl.xz files")] = None,
+    domain: Annotated[
+        list[str] | None, Parameter(help="domains of --corpora", consume_multiple=True, negative=())
+    ] = None,
     licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
     profile_tokens: Annotated[
         Whole | None, Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
@@ -119,16 +122,19 @@ def capture(
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
     seed: Whole = 0,
 ) -> None:
-    """Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
+    r"""Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
 
     Of an encoder-decoder model the decoder's trace is `-o`, the encoder's lies beside it as `.encoder.npz`.
 
     For example:
 
     ```
-    python -m traces capture Qwen/Qwen1.5-MoE-A2.7B --prompts prompts.txt -o mine.npz
-    python -m traces capture minimoe --prompts chats.jsonl --new-tokens 128 --device cuda -o chats.npz
-    python -m traces capture minimoe --corpora corpora --domain law code math -o traces --statistics routing.json
+    python -m traces capture Qwen/Qwen1.5-MoE-A2.7B --prompts prompts.txt \
+        -o mine.npz
+    python -m traces capture minimoe --prompts chats.jsonl --new-tokens 128 \
+        --device cuda -o chats.npz
+    python -m traces capture minimoe --corpora corpora --domain law code math \
+        -o traces --statistics routing.json
     ```
     """
     from dataclasses import replace
@@ -185,7 +191,7 @@ def convert(
     source: Annotated[str | None, Parameter(help="which text was run")] = None,
     licence: Annotated[str | None, Parameter(help="the licence of that text")] = None,
 ) -> None:
-    """Turn the routing record of another tool into a trace.
+    r"""Turn the routing record of another tool into a trace.
 
     A record of a serving engine holds `routed_experts` (rows, layers, k) and, where known, `offsets`, `prompt_lens`,
     `token_ids`, `layer_ids`, `n_experts`; padded ones (requests, rows, layers, k) `lengths`; turns of conversations
@@ -194,8 +200,10 @@ def convert(
     For example:
 
     ```
-    python -m traces convert routed_experts.npz -o chat.npz --model qwen3-30b-a3b --domain chat
-    python -m traces convert routed_experts.npy -o code.npz --model deepseek-v2-lite --layers 1-26 --domain code
+    python -m traces convert routed_experts.npz -o chat.npz \
+        --model qwen3-30b-a3b --domain chat
+    python -m traces convert routed_experts.npy -o code.npz \
+        --model deepseek-v2-lite --layers 1-26 --domain code
     ```
     """
     from traces.arrays import shown
@@ -228,13 +236,15 @@ def subset(
         ),
     ] = None,
 ) -> None:
-    """Keep the first sequences of each domain and split of traces, whole, until both counts suffice; say so in meta.
+    r"""Keep the first sequences of each domain and split of traces, whole, until both counts suffice; say so in meta.
 
     For example:
 
     ```
-    python -m traces subset full/law.npz -o law.npz --profile-tokens 3000 --eval-tokens 800
-    python -m traces subset full/code.npz full/math.npz -o both.npz --profile-tokens 200 --eval-tokens 100 --thin 4
+    python -m traces subset full/law.npz -o law.npz \
+        --profile-tokens 3000 --eval-tokens 800
+    python -m traces subset full/code.npz full/math.npz -o both.npz \
+        --profile-tokens 200 --eval-tokens 100 --thin 4
     ```
     """
     from traces.mix import mix
@@ -317,11 +327,11 @@ def compare_routing(
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the statistics, JSON")],
     beside: Annotated[
         list[Path] | None,
-        Parameter(help="traces, or records that convert reads, of other models", consume_multiple=True),
+        Parameter(help="traces, or records that convert reads, of other models", consume_multiple=True, negative=()),
     ] = None,
     records: Annotated[
         list[Path] | None,
-        Parameter(help="routing records of training seeds (capture --statistics)", consume_multiple=True),
+        Parameter(help="routing records of training seeds (capture --statistics)", consume_multiple=True, negative=()),
     ] = None,
     document: Annotated[Path | None, Parameter(help="a text whose marked tables are replaced")] = None,
 ) -> None:
@@ -331,7 +341,8 @@ def compare_routing(
 
     ```
     python -m traces compare-routing traces/mixtral_*.npz --beside routes/*.npz \
-        --records traces/mixtral_routing.json traces/records/mixtral_seed1_routing.json \
+        --records traces/mixtral_routing.json \
+        traces/records/mixtral_seed1_routing.json \
         -o traces/records/comparison.json --document docs/traces.md
     ```
     """
