@@ -210,7 +210,7 @@ def report(
 
 @app.command
 def experiments(*, json: _Json = None) -> None:
-    """List the experiments: tables, and figures that are tables too.
+    """List the experiments: tables, and figures, which are tables too.
 
     For example:
 
@@ -228,7 +228,7 @@ def experiments(*, json: _Json = None) -> None:
         )
     if json != "-":
         for name, what in EXPERIMENTS.items():
-            print(f"{name:20} {'figure, table' if what.draw else 'table':15} {what.title}")
+            print(f"{name:16} {'figure' if what.draw else 'table':6} {what.title}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

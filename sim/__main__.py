@@ -24,10 +24,12 @@ from sim.plan import Discipline
 from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
 from sim.software import DEFAULT_SOFTWARE
 from sim.terms import TooSmallError
+from traces.arrays import shown as shown_path
 from traces.cli import run
 from traces.errors import InputError
 from traces.files import keep_apart
 from traces.whole import Whole
+from traces.words import printable
 
 app = App(
     name="python -m sim",
@@ -161,6 +163,8 @@ def replay_command(
         values = values_of([*settings, *(set_ or [])], "--set")
         result = terms.replay(here, policy, values, observer=observer, progress=advance(policy))
         write(result.to_json())
+    if timeline is not None:
+        print(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev", file=sys.stderr)
     show(report_view(result), json)
 
 

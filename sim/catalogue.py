@@ -219,14 +219,21 @@ def policy_json(name: str) -> dict[str, Any]:
 
 
 def policies_table() -> Table:
-    """Every policy, its parameters with their defaults (the first of the values that it may take) and its needs."""
-    table = Table(title="policies", title_justify="left")
-    for column in ("name", "what it does", "parameters", "needs"):
-        table.add_column(column, style="bold" if column == "name" else None, overflow="fold")
+    """Every policy, its parameters with their defaults (the first of the values that it may take) and its needs.
+
+    All that there is to say of one stands in one column, so that nothing is broken within a word at 80 characters.
+    """
+    table = Table(title="policies", title_justify="left", show_lines=True)
+    table.add_column("name", style="bold", overflow="fold")
+    table.add_column("what it does, its parameters and what it needs", overflow="fold")
     for name in policy_classes():
         entry = policy_json(name)
-        parameters = ", ".join(_choices(key, schema) for key, schema in entry["parameters"].items())
-        table.add_row(name, entry["summary"], parameters or "–", _needs(entry))
+        lines = [entry["summary"]]
+        if entry["parameters"]:
+            lines.append(", ".join(_choices(key, schema) for key, schema in entry["parameters"].items()))
+        if needs := _needs(entry):
+            lines.append(f"needs {needs}")
+        table.add_row(name, "\n".join(lines))
     return table
 
 
@@ -248,7 +255,7 @@ def policy_view(name: str) -> Group:
     if entry["variants"]:
         variants = ", ".join(variant.replace(",", " ") for variant in entry["variants"])
         parts.append(Text(f"variants that a comparison of all policies shows as well: {variants}"))
-    return Group(*parts, Text(f"needs: {_needs(entry)}"), Text(f"module: {entry['module']}", style="dim"))
+    return Group(*parts, Text(f"needs: {_needs(entry) or '–'}"), Text(f"module: {entry['module']}", style="dim"))
 
 
 def _parameters(takes: type[Parameters]) -> dict[str, dict[str, Any]]:
@@ -295,4 +302,4 @@ def _needs(entry: dict[str, Any]) -> str:
     wants += ["a profile split"] if entry["learns"] else []
     wants += ["the future"] if entry["clairvoyant"] else []
     wants += [f"routes {entry['foresight']} layer ahead"] if entry["foresight"] else []
-    return ", ".join(wants) or "–"
+    return ", ".join(wants)

@@ -25,11 +25,12 @@ def gib(size: float) -> str:
     return f"{size / 2**30:,.2f}"
 
 
-def heading(report: Report) -> Text:
-    """What was replayed, and on what."""
+def heading(report: Report, runs: int = 1) -> Text:
+    """What was replayed, how many times, and on what."""
     p, s = report.provenance, report.settings
     text = Text()
-    text.append(f"{report.clock} replay of {p['trace']}", style="bold")
+    replays = f"{report.clock} replay" if runs == 1 else f"{runs} {report.clock} replays"
+    text.append(f"{replays} of {p['trace']}", style="bold")
     costs = f"costs of {p['model']} on {p['hardware']} (link: {p['link_source']}), {p['software']} software"
     if report.clock == "measured":  # what is charged is then for the policies' plans alone
         costs = f"on {p['device']}; plans made with {costs}"
@@ -123,12 +124,12 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a na
     "GiB/token": lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–",
     "wasted": lambda r: percent(r.decode.link_bytes["wasted"] / _moved(r) if _moved(r) else None),
     "prefetched": lambda r: percent(_share(r.decode.prefetch_hits, r.decode.lookups)),
-    "predict ms": lambda r: number(r.decode.time_ms["predict"], 1),
+    "predict ms/token": lambda r: number(_share(r.decode.time_ms["predict"], r.decode.tokens)),
     "tables MiB": lambda r: number(r.gpu_bytes["policy"] / 2**20, 1),
 }
 
 
-def _share(part: int, whole: int) -> float | None:
+def _share(part: float, whole: int) -> float | None:
     return part / whole if whole else None
 
 
@@ -156,7 +157,7 @@ class Comparison:
         title = "decode, at equal GPU bytes; efficiency with prefill"
         table = framed(headings, rows, shown, options.max_width, title=title)
         table.columns[0].style = "bold"
-        yield heading(self.reports[0])
+        yield heading(self.reports[0], len(self.reports))
         yield table
         if more:
             hidden = ", ".join(headings[at] for _, *part in more for at in part)
@@ -167,8 +168,14 @@ class Comparison:
         compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
         yield Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
         for note, whose in self._notes().items():
-            subject = "" if len(whose) == len(self.reports) else f"{', '.join(whose)}: "
-            yield Text(f"note: {subject}{note}", style="yellow")
+            yield Text(f"note: {self._subject(whose)}{note}", style="yellow")
+
+    def _subject(self, whose: Sequence[str]) -> str:
+        """Whom a note is about, in as few names as there are."""
+        others = [name for name in map(_named, self.reports) if name not in whose]
+        if not others:
+            return ""
+        return f"{', '.join(whose)}: " if len(whose) <= len(others) else f"all but {', '.join(others)}: "
 
     def _notes(self) -> dict[str, list[str]]:
         """Each note, and the policies that it is about."""

@@ -44,12 +44,13 @@ def test_json_on_standard_output_is_alone(said: Any, folder: Path) -> None:
 
 def test_experiments_are_listed_for_people_and_for_programs(said: Any, tmp_path: Path) -> None:
     status, lines, _ = said("experiments")
+    assert max(map(len, lines.splitlines())) <= 80
     assert status == 0 and [line.split()[0] for line in lines.splitlines()] == list(EXPERIMENTS)
     assert said("experiments", "--json", tmp_path / "e.json") == (0, lines, "")
     status, out, _ = said("experiments", "--json", "-")
     assert status == 0 and out == (tmp_path / "e.json").read_text("utf-8")
     for entry, line in zip(json.loads(out), lines.splitlines(), strict=True):
-        assert entry == {"name": line.split()[0], "title": line[37:], "figure": " figure, table " in line}
+        assert entry == {"name": line.split()[0], "title": line[24:], "figure": line.split()[1] == "figure"}
     status, out, err = said("experiments", "--json", tmp_path)
     assert status == 2 and out == "" and err.startswith(f"error: --json {tmp_path}: ") and err.count("\n") == 1
 

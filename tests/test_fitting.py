@@ -11,7 +11,10 @@ from rich.console import Console, RenderableType
 
 from analysis.catalogue import EXPERIMENTS
 from analysis.pages import read
+from sim.catalogue import policies_table, policy_json
 from sim.fitting import Parts, fitting, framed
+from sim.policies import policy_classes
+from traces.routing import show_statistics
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WORDS = st.text("abc", min_size=1, max_size=12)
@@ -88,6 +91,31 @@ def test_a_comparison_of_all_policies_has_whole_names_in_80_columns(
     assert "or with --json: " in out
 
 
+def test_the_list_of_policies_has_whole_words_in_80_columns() -> None:
+    lines = lines_of(policies_table(), 80)
+    assert max(map(len, lines)) <= 80
+    shown = {word for line in lines for word in line.split()}
+    for name, kind in policy_classes().items():
+        assert name in shown and set(kind.summary.split()) <= shown
+        assert all(any(word.startswith(f"{key}=") for word in shown) for key in policy_json(name)["parameters"])
+    assert {"mode=full|table|trajectory,", "loads=early|fewest", "prefill_embeddings,"} <= shown
+
+
+def test_what_tells_domains_apart_has_whole_words_in_80_columns() -> None:
+    names = ["banking", "code", "counselling", "law", "math"]
+    each = dict.fromkeys(names, 0.125)
+    found = {
+        "neighbour_recall": dict.fromkeys(names, each), "popularity_recall": each, "previous_token_recall": each,
+        "adjacent_layer_cosine": [0.5], "entropy_bits": [1.0],
+    }  # fmt: skip
+    console = Console(width=80)
+    with console.capture() as page:
+        show_statistics(found, console)
+    rows = [line.split() for line in page.get().splitlines()]
+    assert [row for row in rows if "0.125" in row] == [[name, *["0.125"] * 7] for name in names]
+    assert any(row[:5] == names for row in rows)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tables_of_every_experiment_have_whole_cells_in_80_columns(name: str) -> None:
     experiment = EXPERIMENTS[name]
@@ -110,3 +138,19 @@ def test_what_tells_rows_apart_becomes_a_tree_where_a_table_is_too_wide() -> Non
         "│ n       │       │",
         "│   own   │     3 │",
     ]
+
+
+def test_a_comparison_names_the_fewest_and_charges_predictions_to_a_token(
+    said: Any, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    policies = ["fifo", "lru", "lfu", "on-demand", "moe-infinity"]
+    status, out, _ = said("compare", trace, "--cache", "3", "--policy", *policies)
+    assert status == 0 and out.startswith("5 simulated replays of ")
+    assert "note: all but on-demand: the cache is smaller" in out and "note: moe-infinity: activation" in out
+    status, data, _ = said("compare", trace, "--cache", "3", "--policy", "moe-infinity", "--json", "-")
+    (report,) = json.loads(data)
+    heading = next(line for line in out.splitlines() if line.startswith("┃"))
+    at = [cell.strip() for cell in heading.split("┃")[1:-1]].index("predict ms/token")
+    (shown,) = (float(row[at]) for row in cells_of(out.splitlines()) if row[0] == "moe-infinity")
+    assert shown > 0 and shown == pytest.approx(report["time_ms"]["predict"] / report["tokens"], abs=0.005)

@@ -100,8 +100,8 @@ def test_compare_and_replay_agree(said: Any, trace: Path) -> None:
 
 def test_files_are_written_beside_the_table(said: Any, trace: Path, tmp_path: Path) -> None:
     report, timeline = tmp_path / "r.json", tmp_path / "t.json.gz"
-    status, out, _ = said("replay", trace, "--json", report, "--timeline", timeline)
-    assert status == 0
+    status, out, err = said("replay", trace, "--json", report, "--timeline", timeline)
+    assert (status, err) == (0, f"{timeline}: to be opened in https://ui.perfetto.dev\n")
     assert "tokens/s" in out
     assert json.loads(report.read_text(encoding="utf-8"))["policy"] == "lru"
     with gzip.open(timeline, "rt", encoding="utf-8") as text:
@@ -177,7 +177,8 @@ def test_names_of_any_script_under_an_ascii_locale(trace: Path, tmp_path: Path) 
     name, report = str(folder / "trace é 日本.npz"), folder / "報告.json"
     command = [sys.executable, "-m", "sim", "replay", name, "--json", str(report), "--timeline", str(folder / "é.json")]
     done = subprocess.run(command, env=environment, capture_output=True, cwd=root)
-    assert (done.returncode, done.stderr) == (0, b"")
+    written = f"{folder / 'é.json'}: to be opened in https://ui.perfetto.dev\n"
+    assert (done.returncode, done.stderr.decode("utf-8")) == (0, written)
     assert json.loads(report.read_text(encoding="utf-8"))["provenance"]["trace"] == name
     assert json.loads((folder / "é.json").read_text(encoding="utf-8"))["traceEvents"]
     command = [sys.executable, "-m", "sim", "compare", name, "--policy", "lru", "on-demand"]

@@ -158,7 +158,7 @@ def _table(fact: dict[str, Any]) -> Table:
         "also holds": ", ".join(f"{n} {tuple(s)}" for n, s in fact["arrays"].items() if s is not None) or "nothing",
         "lacks": ", ".join(n for n, s in fact["arrays"].items() if s is None and n != "prob_experts") or None,
         "activations": f"{fact['activations']:,}" + (f" ({fact['none_ids']:,} ids none)" if fact["none_ids"] else ""),
-        "popularity entropy": None
+        "entropy, all rows": None
         if entropy["mean"] is None
         else f"{entropy['min']:.2f} / {entropy['mean']:.2f} / {entropy['max']:.2f} bits (min / mean / max over layers; "
         f"uniform {entropy['uniform']:.2f})",

@@ -89,7 +89,8 @@ def checks(result: Mapping[str, Any]) -> list[Check]:
 def show_statistics(result: Mapping[str, Any], console: Console) -> None:
     """Print the statistics for a person."""
     domains = list(result["neighbour_recall"])
-    table = Table(title="recall of experts: rows of a domain (down) among the profile rows of another (across)")
+    title = "recall of experts: rows of a domain (down) in profile rows of another (across)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("", *domains, "popularity", "previous token"):
         table.add_column(as_is(column), justify="right", overflow="fold")
     for one in domains:
@@ -102,7 +103,8 @@ def show_statistics(result: Mapping[str, Any], console: Console) -> None:
     if cosine:
         console.print(f"cosine of adjacent layers' router inputs: {min(cosine):.3f} to {max(cosine):.3f}")
     entropy = result["entropy_bits"]
-    console.print(f"entropy of a layer's experts: {min(entropy):.2f} to {max(entropy):.2f} bits")
+    bits = f"{min(entropy):.2f} to {max(entropy):.2f} bits a layer"
+    console.print(f"entropy of use, decode rows of all domains alike: {bits}")
 
 
 def show(result: Mapping[str, Any], console: Console) -> bool:
