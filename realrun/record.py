@@ -142,6 +142,7 @@ class Record:
             return ["no pair of runs was finished"]
         return [
             f"{summary.pairs} pairs of runs{'' if self.complete else ' (interrupted: not all that was asked for)'}",
+            *self._without_a_gpu(),
             f"throughput: off by {_share(summary.throughput_mean)} on average, "
             f"{_share(summary.throughput_worst)} at worst",
             f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
@@ -151,6 +152,14 @@ class Record:
             *self._repeated(),
             *[f"left out: {line}" for line in self.left_out],
             *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
+        ]
+
+    def _without_a_gpu(self) -> list[str]:
+        """What errors are worth that were measured on a CPU."""
+        if "torch" not in self.provenance or "cuda" in self.provenance:
+            return []
+        return [
+            "measured on a CPU, to try things out: threads stand for a GPU's streams, and errors of times mean nothing"
         ]
 
     def _repeated(self) -> list[str]:

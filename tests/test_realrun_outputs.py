@@ -11,7 +11,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.__main__ import main
+from realrun.agreement import Row
 from realrun.profile import to_toml
+from realrun.record import Record
 from sim.hardware import Hardware
 from sim.replay import code_version
 from tests import tiny_moe
@@ -200,3 +202,9 @@ def test_a_report_is_out_before_its_file_is_written(capsys: pytest.CaptureFixtur
 def test_a_cache_in_bytes_is_of_the_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", LAW, "--policy", "on-demand", *SMALL, "--shared", "2", "--cache", "1MiB"]) == 0
     assert "1 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("facts, warned", [({"torch": "2"}, True), ({"torch": "2", "cuda": "13"}, False), ({}, False)])
+def test_a_validation_on_a_cpu_says_what_its_errors_are_worth(facts, warned) -> None:
+    record = Record("x", facts, [Row("lru", "25%", "throughput", "tokens/s", 2.0, 1.0)])
+    assert any(line.startswith("measured on a CPU") for line in record.verdict()) == warned
