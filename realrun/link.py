@@ -17,7 +17,6 @@ from typing import Any
 from realrun.device import Device, Event
 from realrun.device_cache import DeviceCache
 from realrun.host_store import HostStore
-from sim.cache import RESIDENT
 from sim.clock import Clock
 from sim.link import Link, Transfer
 from sim.log import Counters
@@ -31,6 +30,11 @@ PIECES_AHEAD = 2
 """Pieces of prefetches that are handed over before the first of them has arrived."""
 LONG_BYTES = 64 * 2**20
 """What is longer and goes before prefetches ends in a copy of its own: so the host knows a little before it is over."""
+
+
+def chunks_of(size: int, chunks: int) -> int:
+    """After how many parts of an expert of ``size`` bytes, of ``chunks`` that are asked for, a demand can overtake."""
+    return 1 if size <= SMALL_BYTES else chunks
 
 
 class CopyLink(Link):
@@ -66,8 +70,8 @@ class CopyLink(Link):
         self._busy_since = 0
         self._busy_ns = 0
         self._idle_events: list[Event] = []
-        small = store.size <= SMALL_BYTES
-        self._piece = store.size if small else min(PIECE_BYTES, max(1, store.size // chunks))
+        whole = store.size <= SMALL_BYTES
+        self._piece = store.size if whole else min(PIECE_BYTES, max(1, store.size // chunks))
         self._ahead = PIECES_AHEAD * self._piece
 
     def demand(self, expert: int) -> Transfer:
@@ -79,13 +83,15 @@ class CopyLink(Link):
         return super().demand(expert)
 
     def keep(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Make the requests for experts that are there, which keeps these there, and return the others."""
-        state, passed, others = self.cache.state, self.passed, []
+        """Make the requests for what is there or under way, which keeps it, and return the others."""
+        state, transfers, passed = self.cache.state, self.transfers, self.passed
+        kept: list[tuple[int, int, int]] = []
+        others: list[tuple[int, int, int]] = []
         for request in requests:
-            if state[request[0]] != RESIDENT:
-                others.append(request)
-            elif request[1] > passed:
-                self.cache.requested(request[0], request[1])
+            transfer = transfers.get(request[0])
+            under_way = transfer is not None and not self._out_of_date(transfer, passed + 1)
+            (kept if under_way or state[request[0]] else others).append(request)
+        self.request_all(kept)
         return others
 
     def kick(self, some: bool = False) -> None:

@@ -327,11 +327,14 @@ class Loop:
             self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
-        """Make requests: for what is there and the first others at once, the rest while the host waits.
+        """Make requests: for what is there or under way and the first others at once, the rest while the host waits.
 
         None is put off beyond the next look-up, step or stream of a layer.
         """
         self._request_all()
+        if len(requests) <= REQUESTS_AT_ONCE:
+            self.link.request_all(requests)
+            return
         self._to_request = iter(self.link.keep(requests))
         self._request_some()
 

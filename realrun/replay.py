@@ -18,6 +18,7 @@ from realrun.engine import Outcome, RealRun, Stage
 from realrun.experts import expert_size
 from realrun.host_store import HostStore, host_bytes
 from realrun.layers import Layers
+from realrun.link import chunks_of
 from realrun.predicting import Predictions
 from sim.bounds import bounds
 from sim.capacity import parse_capacity
@@ -27,7 +28,7 @@ from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.plan import Discipline, Plan
 from sim.replay import Scene, describe, scene
-from sim.terms import settle
+from sim.terms import Terms, settle
 from sim.workload import Schedule, Workload, cached_tokens, workload
 from traces.errors import InputError
 from traces.words import amount
@@ -121,7 +122,7 @@ def run(
     SlotFault where a check finds a wrong, stale or half-copied expert, RunError where the device does not go on.
     """
     outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, check=check, stop=stop, progress=progress)
-    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    terms = terms_of(scene, plan, discipline, chunks)
     if not outcome.steps:
         raise KeyboardInterrupt("before the first step was over: there is nothing to report")
     done = scene if outcome.complete else cut(scene, outcome.steps)
@@ -150,7 +151,7 @@ def execute(
     **options: Any,
 ) -> Outcome:  # fmt: skip
     """As ``run``, but everything that was measured instead of a report; ``options`` are those of ``RealRun``."""
-    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    terms = terms_of(scene, plan, discipline, chunks)
     stage = rig.stage(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
     rig.room = rig.room or Room(rig.device)
@@ -158,6 +159,12 @@ def execute(
     rig.slot_bytes = max(rig.slot_bytes, slots)
     one = RealRun(stage, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
     return one.execute()
+
+
+def terms_of(scene: Scene, plan: Plan, discipline: Discipline | None = None, chunks: int | None = None) -> Terms:
+    """As ``sim.terms.settle``, in the chunks that a run copies in: the simulator is told of them where they compare."""
+    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
+    return replace(terms, chunks=chunks_of(max(scene.work.expert_bytes), terms.chunks))
 
 
 def small_scene(trace: str | Path, cache: str, scale: int, steps: int | None, **options: Any) -> Scene:

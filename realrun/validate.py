@@ -14,7 +14,7 @@ from realrun.baselines import baselines
 from realrun.calibrate import FULL, QUICK, TINY, calibrate
 from realrun.measure.machine import Machine
 from realrun.record import FILES, PROFILE, Record, made_by
-from realrun.replay import Rig, interruptible, open_rig, run, small_scene
+from realrun.replay import Rig, interruptible, open_rig, run, small_scene, terms_of
 from sim.engines import execute
 from sim.hardware import DEFAULT_HARDWARE
 from sim.metrics import Report
@@ -24,7 +24,6 @@ from sim.plan import Plan
 from sim.policies import parameters_of, policy_class
 from sim.replay import Scene, bundled_traces, describe, lacking, plan_for
 from sim.software import DEFAULT_SOFTWARE, MEASURED
-from sim.terms import settle
 from traces.errors import InputError
 from traces.files import keep_apart
 from traces.trace import Trace
@@ -206,9 +205,10 @@ def _decode_s(report: Report) -> float:
 
 
 def simulate(here: Scene, plan: Plan, name: str, parameters: dict[str, Any], given: dict[str, object]) -> Report:
-    """The report of a plan that is already made, in simulated time."""
-    done = execute(here.work, plan, here.budget)
-    return describe(here, plan, name, parameters, given, done, settle(here.work, plan, here.budget))
+    """The report of a plan that is already made, in simulated time, experts copied in the chunks of a run."""
+    terms = terms_of(here, plan)
+    done = execute(here.work, plan, here.budget, chunks=terms.chunks)
+    return describe(here, plan, name, parameters, given, done, terms)
 
 
 def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, here: Scene) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from realrun.device import HostDevice
 from realrun.faults import RunError
+from realrun.link import chunks_of
 from sim.plan import Plan, Requests
 from tests.realworlds import SIZE, chain, real_run, real_world, staged
 
@@ -78,6 +79,25 @@ def test_every_demand_of_a_call_is_handed_over_at_once_or_as_many_as_keep_the_li
     recorded.link.kick()
     assert recorded.copies == [(3, 0, SIZE), (1, 0, SIZE), (2, 0, SIZE)]
     recorded.device.close()
+
+
+@FEW
+@given(st.integers(1, 6), st.booleans())
+def test_a_demand_overtakes_where_the_simulator_is_told_that_it_does(chunks: int, small: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realrun.link.SMALL_BYTES", SIZE if small else SIZE - 1)
+        recorded = Recorded(slots=8, chunks=chunks)
+        recorded.link._ahead = 1
+        recorded.device.copies.delay(0.1)
+        recorded.link.request(0, 9, 0)
+        recorded.link.kick()
+        recorded.link.demand(1)
+        recorded.link.kick()
+        # What is left of the prefetch comes after the demand, from a boundary of the chunks that both go by.
+        overtaken = sum(end - begin for expert, begin, end in recorded.copies if expert == 0)
+        assert recorded.copies[-1] == (1, 0, SIZE)
+        assert overtaken == SIZE // chunks_of(SIZE, chunks)
+        recorded.device.close()
 
 
 @pytest.mark.parametrize("small", [True, False])

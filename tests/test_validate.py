@@ -136,6 +136,7 @@ def test_demand_only_policies_find_the_same_on_both_clocks(finished: Record) -> 
     for pair in finished.reports:
         assert (pair["simulated"]["clock"], pair["measured"]["clock"]) == ("simulated", "measured")
         assert pair["simulated"]["tokens"] == pair["measured"]["tokens"] == 2
+        assert pair["simulated"]["settings"]["chunks"] == pair["measured"]["settings"]["chunks"] == 1, "small experts"
 
 
 def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
