@@ -1,8 +1,10 @@
 """What experiments gave, as JSON, in a terminal and in Markdown."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.text import Text
 from analysis.experiment import Data, Experiment
 from analysis.sheets import Sheet
 from sim import output
+from sim.replay import bundled_traces
 from traces.errors import InputError
 from traces.files import atomic_path
 
@@ -97,17 +100,25 @@ def _sheets(sheets: Sequence[Sheet]) -> str:
 
 
 def _made(data: Data) -> str:
-    """Where the data comes from, in one sentence."""
+    """Where the data comes from, in sentences."""
     made = data["made"]
     by_model: dict[str, list[str]] = {}
     for source in made["traces"]:
         trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
         by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
     traces = "; ".join(f"{model}: {', '.join(files)}" for model, files in by_model.items())
+    others = {source["model"] for source in made["traces"] if source["sha256"] not in _bundled()}
+    apart = f" Those of {', '.join(sorted(others))} are captures that are not bundled." if others else ""
     return (
         f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}. "
-        f"Traces of {traces}."
+        f"Traces of {traces}.{apart}"
     )
+
+
+@cache
+def _bundled() -> frozenset[str]:
+    """Hashes of the traces that come with the project."""
+    return frozenset(hashlib.sha256(path.read_bytes()).hexdigest() for path in bundled_traces())
 
 
 def show(experiment: Experiment, data: Data, json_target: str | None) -> None:

@@ -1,5 +1,6 @@
 """Every experiment on small traces: what it shows follows from its data, and its data from runs."""
 
+import hashlib
 from itertools import product
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from analysis import anomalies, predictors, real_routes
 from analysis.catalogue import EXPERIMENTS
 from analysis.domoe import ablation, limits, neighbours, overall, similarity
 from analysis.experiment import Data, Setup
+from analysis.pages import markdown
 from analysis.published import Claim, Point
 from analysis.runs import run, spread
 from analysis.sheets import Sheet, interval, percent
 from analysis.workloads import suites
 from sim.hardware import Hardware
 from sim.model import resolve_model
+from sim.replay import bundled_traces
 from tests.analysis_worlds import DOMAINS, EXPERTS, LAYERS, domain_trace, domain_traces
 from tests.strategies import make_trace
 from traces.errors import InputError
@@ -295,3 +298,14 @@ def test_cells_are_for_people() -> None:
 def test_toy_traces_are_what_the_tests_take_them_for() -> None:
     trace = domain_trace("law")
     assert isinstance(trace, Trace) and (trace.n_layers, trace.n_experts) == (LAYERS, EXPERTS)
+
+
+def test_a_page_says_which_models_traces_are_not_bundled() -> None:
+    law = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
+    bundled = {"trace": law.name, "sha256": hashlib.sha256(law.read_bytes()).hexdigest(), "model": "mixtral-8x7b"}
+    made = {"hardware": "l40", "cache": "25%", "seed": 0, "code": "0", "traces": [bundled]}
+    what = EXPERIMENTS["domoe-matching"]
+    assert "not bundled" not in markdown(what, {"models": [], "made": made})
+    made["traces"] = [bundled, bundled | {"sha256": "0" * 64, "model": "phi-3.5-moe"}]
+    said = markdown(what, {"models": [], "made": made})
+    assert said.endswith("Those of phi-3.5-moe are captures that are not bundled.\n")

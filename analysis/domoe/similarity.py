@@ -101,8 +101,8 @@ def sheets(data: Data) -> list[Sheet]:
         "before it, the residual stream that all layers add to keeps neighbours more alike. The first pair is apart: "
         "the first router sees little but the token's own embedding.",
         "Simulated are small trained models of the named topologies. Stored embeddings are projected "
-        f"({'; '.join(stored)}), which leaves out where vectors "
-        "differ least predictably and so raises the cosine; in full is what the capture measured before projecting.",
+        f"({'; '.join(stored)}), which changes the cosine, of one model up and of another down; in full is what the "
+        "capture measured before projecting.",
     )
     columns = ["", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
     return [Sheet("Figure 2: cosine of one token's embeddings at two layers", columns, rows, notes)]
@@ -123,7 +123,7 @@ def draw(data: Data, figure: "Figure") -> None:
     axes: Any = figure.subplots(1, len(data["models"]), squeeze=False)[0]
     image: Any = None
     for ax, entry in zip(axes, data["models"], strict=True):
-        image = ax.imshow(np.array(entry["cosine"]), vmin=0, vmax=1, cmap="viridis", origin="lower")
+        image = ax.imshow(np.array(entry["cosine"]), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
         ax.set_title(f"{entry['model']}\n(small, trained)", fontsize=9)
         ax.set_xlabel("level (0: embedding layer)")
     axes[0].set_ylabel("level")

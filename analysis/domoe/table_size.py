@@ -99,7 +99,7 @@ def draw(data: Data, figure: "Figure") -> None:
                 entries, value, caught = np.array(line).T
                 ax.plot(entries, value, f"C{index}o-", ms=3, label=f"simulated, {software}")
                 if what == "hit_ratio":
-                    ax.plot(entries, caught, f"C{index}:", label="hit or late" if index == 0 else None)
+                    ax.plot(entries, caught, f"C{index}:")
             points = [(int(p.at), getattr(p, what)) for p in domoe().points("Figure 5", model)]
             there = np.array([point for point in points if point[1] is not None])
             if len(there):
@@ -108,6 +108,7 @@ def draw(data: Data, figure: "Figure") -> None:
             ax.set_ylim(0, 1 if what == "hit_ratio" else 1.1 * highest)
             if column == 0:
                 ax.set_ylabel(label)
+        axes[1][column].plot([], [], "k:", label="hit or late, in the colour of its software")
         axes[1][column].set_xlabel("entries of a domain's table")
     legend(figure, axes.flat)
 
