@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from realrun.device import free_host_bytes, refuse_too_little
+from realrun.device import refuse_too_little
 from realrun.experts import expert_size
+from realrun.host_memory import free_host_bytes
 from realrun.measure.experts import Ffn, plain_ffn, weights_of
 from realrun.measure.machine import Machine
 from realrun.record import made_by

@@ -132,8 +132,9 @@ def generate_command(wanted: Wanted) -> None:
     Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
     ``compare`` RunError if the tokens are not those of the resident model.
     """
-    from realrun.device import free_host_bytes, open_device, refuse_too_little
+    from realrun.device import open_device, refuse_too_little
     from realrun.generate import Choice, Offloader, resident_tokens
+    from realrun.host_memory import free_host_bytes
     from traces.checkpoint import BASIS_FILE, end_tokens, load_model, load_tokenizer, located, skeleton, weight_bytes
     from traces.embeddings import Basis
     from traces.trace import Trace

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realrun.faults import RunError
+from realrun.host_memory import free_host_bytes
 from realrun.measure.machine import the_device, the_torch
 from traces.errors import InputError
 from traces.words import amount
@@ -397,18 +398,6 @@ class HostDevice:
         for stream in (self.compute, self.copies, self.aside):
             if stream.failed is not None:
                 raise stream.failed
-
-
-def free_host_bytes() -> int | None:
-    """Bytes of host memory that the system can still give, None if it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 (a file of the kernel)
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
 
 
 def refuse_too_little(what: str, need: int, have: int | None, remedy: str) -> None:

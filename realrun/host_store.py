@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from realrun.device import Device, free_host_bytes, refuse_too_little
+from realrun.device import Device, refuse_too_little
+from realrun.host_memory import free_host_bytes
 from realrun.measure.machine import the_torch
 from sim.terms import Slots
 from traces.errors import InputError

@@ -280,7 +280,8 @@ def test_what_the_weights_decide_is_refused_in_one_line(
 def test_memory_that_a_run_on_the_cpu_does_not_have_is_told_before_it_is_taken(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realrun.device.free_host_bytes", lambda: 70_000)
+    for module in ("device", "host_memory"):
+        monkeypatch.setattr(f"realrun.{module}.free_host_bytes", lambda: 70_000)
     slots = "host memory for 6 expert slots: needs 72.00 KiB and 68.36 KiB are free; give a smaller --cache"
     with monkeypatch.context() as patched:
         patched.setattr("traces.checkpoint.weight_bytes", lambda folder: 0)
