@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -144,6 +144,13 @@ def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Pat
 
 def _name(t: Trace) -> object:
     return t.meta["model"].get("name")
+
+
+def _from_here(source: str) -> str:
+    """A path below the present folder as seen from there: whose folders those are is nobody's business."""
+    with suppress(OSError, ValueError):  # the folder may be gone
+        return str(Path(source).relative_to(Path.cwd()))
+    return source
 
 
 def _origin(meta: Mapping[str, Any]) -> tuple[object, object]:
@@ -339,7 +346,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
         "hardware_measured": scene.hardware.link_measured,
         "link_source": scene.hardware.link_source,
         "software": scene.software.name,
-        "profile": [{"trace": t.source, "sha256": t.sha256} for t in scene.profile],
+        "profile": [{"trace": _from_here(t.source), "sha256": t.sha256} for t in scene.profile],
         "code": code_version(),
         "seed": scene.seed,
     }
