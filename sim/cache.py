@@ -10,12 +10,12 @@ from itertools import chain, filterfalse
 
 import numpy as np
 
-from sim.eviction import NEVER, Eviction, eviction_rule
+from sim.eviction import MANY, NEVER, Eviction, eviction_rule
 from traces.errors import InputError
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 NEAR = 32
-"""So many candidates are looked at one by one before the rest are looked at together."""
+"""Of many candidates the first so many are looked at one by one, the rest together."""
 
 
 class ExpertCache:
@@ -69,8 +69,9 @@ class ExpertCache:
         """1 once a resident expert has been needed since it was loaded."""
         self.wanted_until = [-1] * total
         """The last call that a prefetch asked each expert for."""
+        self._listed = total > MANY and getattr(rule, "listed", False)
         self._wanted = bytearray(total)
-        """1 while that call has not passed: those are passed over in C, since some policies want nearly all."""
+        """1 while that call has not passed, for rules that are listed: some policies want nearly all experts."""
         self._last_wanted: dict[int, list[int]] = {}
         """The experts whose last call each was when they were asked for."""
         self._passed = -1
@@ -84,7 +85,7 @@ class ExpertCache:
         """A prefetch asks for ``expert`` to be there for ``call``."""
         if call > self.wanted_until[expert]:
             self.wanted_until[expert] = call
-            if call > self._passed:
+            if self._listed and call > self._passed:
                 self._wanted[expert] = 1
                 self._last_wanted.setdefault(call, []).append(expert)
         if self.state[expert] == RESIDENT:
@@ -100,11 +101,30 @@ class ExpertCache:
         missing = size - self.free[pool]
         victims: list[int] = []
         if missing > 0:
-            if passed > self._passed:
-                self._pass(passed)
-            missing = self._choose(pool, missing, False, victims)
-            if missing > 0 and demand:
-                missing = self._choose(pool, missing, True, victims)
+            state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
+            candidates = self.rules[pool].candidates()
+            if self._listed and isinstance(candidates, array):
+                missing = self._search(candidates, missing, passed, demand, victims)
+            else:
+                wanted: list[int] = []
+                for other in candidates:
+                    if state[other] != RESIDENT or pinned[other]:
+                        continue
+                    if wanted_until[other] > passed:
+                        if demand:
+                            wanted.append(other)
+                        continue
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        break
+                if hasattr(candidates, "close"):
+                    candidates.close()
+                for other in wanted if missing > 0 else ():
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        break
             if missing > 0:
                 return None
             for other in victims:
@@ -116,25 +136,20 @@ class ExpertCache:
         self.rules[pool].loaded(expert)
         return victims
 
-    def _choose(self, pool: int, missing: int, wanted: bool, victims: list[int]) -> int:
-        """Add to ``victims`` those ``wanted``, or not, that may go, until no bytes are ``missing``; what still is."""
+    def _search(self, candidates: "array[int]", missing: int, passed: int, demand: bool, victims: list[int]) -> int:
+        """Add to ``victims`` of many ``candidates`` until no bytes are ``missing``; how many still are."""
+        if passed > self._passed:
+            self._pass(passed)
         state, pinned = self.state, self.pinned
-        candidates = self.rules[pool].candidates()
-        fits = filter if wanted else filterfalse
-        which: Iterator[int]
-        if isinstance(candidates, array) and candidates.typecode == "q" and len(candidates) > NEAR:
-            near = fits(self._wanted.__getitem__, candidates[:NEAR])
-            which = chain(near, self._beyond(candidates, NEAR, wanted))
-        else:
-            which = fits(self._wanted.__getitem__, candidates)
-        for other in which:
-            if state[other] == RESIDENT and not pinned[other]:
-                victims.append(other)
-                missing -= self.size[other]
-                if missing <= 0:
-                    break
-        if hasattr(candidates, "close"):
-            candidates.close()
+        near = candidates[:NEAR]
+        for wanted in (False, True)[: 1 + demand]:
+            fits = filter if wanted else filterfalse
+            for other in chain(fits(self._wanted.__getitem__, near), self._beyond(candidates, NEAR, wanted)):
+                if state[other] == RESIDENT and not pinned[other]:
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        return missing
         return missing
 
     def _beyond(self, candidates: "array[int]", first: int, wanted: bool) -> Iterator[int]:

@@ -133,8 +133,9 @@ class Run:
         layer_ns, shared_ns = work.layer_ns.tolist(), work.shared_ns.tolist()
         head_ns, phases = work.head_ns.tolist(), work.schedule.phase.tolist()
         self._expert_ns, self._waits_ns = work.expert_ns.tolist(), work.waits_ns.tolist()
-        self._apart_ns = [] if work.apart_ns is None else work.apart_ns.tolist()
-        self._single = work.single.tolist() if self._apart_ns else []
+        self._launch_ns = work.launch_ns
+        self._apart_ns: list[int] | None = None if work.apart_ns is None else work.apart_ns.tolist()
+        self._single = [] if work.apart_ns is None else work.single.tolist()
         self._next_call = work.next_call().tolist() if self._future else [NEVER] * len(experts)
         moments, observer = self._at_moments, self.observer
         for step, phase in enumerate(phases):
@@ -199,7 +200,9 @@ class Run:
         there = self._expert_ns[first : first + len(needed)]
         quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
         if quiet and self._alone() and self.plan.keep:
-            self._owed += busy + sum(there) + self._starts(call, len(needed))
+            self._owed += busy + sum(there)
+            if needed:
+                self._owed += self._launch_ns if self._apart_ns is None else self._starts(call, len(needed))
             return
         yield from self._catch_up()
         costs = list(zip(there, self._waits_ns[first : first + len(needed)], strict=True))
@@ -293,13 +296,15 @@ class Run:
                 which = under_way if expert in link.transfers else absent
                 which.append((link.demand(expert), wait))
                 self.waited[call] += wait - cost
-        ready += self._starts(call, len(group) - len(under_way) - len(absent))
+        there = len(group) - len(under_way) - len(absent)
+        if there:
+            ready += self._launch_ns if self._apart_ns is None else self._starts(call, there)
         return ready, under_way + absent
 
     def _starts(self, call: int, there: int) -> int:
-        """What so many experts of a wave that are there take beyond their kernels: none take nothing."""
-        apart = self._apart_ns[there] if self._apart_ns and self._single[call] else 0
-        return self.work.launch_ns + apart if there else 0
+        """What so many experts of a wave that are there take beyond their kernels."""
+        assert self._apart_ns is not None
+        return self._launch_ns + (self._apart_ns[there] if self._single[call] else 0)
 
     def _compute(
         self, call: int, group: list[int], busy: int, waiting: list[tuple[Transfer, int]], late: set[int]

@@ -5,7 +5,8 @@ candidates; which of them may really go (nothing pinned, nothing still loading) 
 known by their flat number, ``layer * E + expert``.
 
 A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``. A rule that says
-``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it.
+``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it. One that says
+``listed = True`` gives more than `MANY` candidates as an ``array("q")``, which the cache searches faster.
 """
 
 from array import array
@@ -21,6 +22,8 @@ from traces.errors import InputError
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""
+MANY = 256
+"""More candidates than these are not looked at one by one."""
 _NUMBER = itemgetter(2)
 
 
@@ -47,11 +50,10 @@ class Eviction(Protocol):
         """Take new values of being kept for the experts from ``first`` on, larger for longer."""
 
     def candidates(self) -> Iterable[int]:
-        """Experts from the first that should go to the last; as an ``array("q")`` long ones are searched faster.
+        """Experts from the first that should go to the last.
 
         May include experts that hold no slot yet; the cache passes over those. The cache stops reading as soon as it
-        has what it needs and calls ``evicted`` only after it has closed what it reads. It may ask twice for one
-        eviction, if all are wanted for calls to come: the answer should be the same.
+        has what it needs and calls ``evicted`` only after it has closed what it reads.
         """
 
 
@@ -108,12 +110,14 @@ class _Ranked(_Rule):
     those whose key has changed since are kept apart.
     """
 
+    listed = True
+
     def __init__(self, first_call: np.ndarray) -> None:
         self._key: dict[int, tuple[int, int, int]] = {}
         """Rank, tie and number of each expert."""
         self._order: list[tuple[int, int, int]] = []
-        self._numbers = array("q")
-        """The experts in that order."""
+        self._numbers: array[int] | None = None
+        """The experts in that order, once they are many."""
         self._moved: dict[int, tuple[int, int, int] | None] = {}
         """Those whose key has changed, and the key under which each still stands in the order, if it does."""
         self._clock = 0
@@ -134,6 +138,10 @@ class _Ranked(_Rule):
     def candidates(self) -> Iterable[int]:
         if self._moved:
             self._arrange()
+        if len(self._order) <= MANY:
+            return map(_NUMBER, self._order)
+        if self._numbers is None:
+            self._numbers = array("q", map(_NUMBER, self._order))
         return self._numbers
 
     def _arrange(self) -> None:
@@ -141,17 +149,20 @@ class _Ranked(_Rule):
         order, numbers, key = self._order, self._numbers, self._key
         if 4 * len(self._moved) > len(order):
             order[:] = sorted(key.values())
-            numbers[:] = array("q", map(_NUMBER, order))
+            self._numbers = None
         else:
             for expert, before in self._moved.items():
                 if before is not None:
                     place = bisect_left(order, before)
-                    del order[place], numbers[place]
+                    del order[place]
+                    if numbers is not None:
+                        del numbers[place]
                 now = key.get(expert)
                 if now is not None:
                     place = bisect_left(order, now)
                     order.insert(place, now)
-                    numbers.insert(place, expert)
+                    if numbers is not None:
+                        numbers.insert(place, expert)
         self._moved.clear()
 
 

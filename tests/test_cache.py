@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache import NEAR, RESIDENT, ExpertCache, first_calls, next_calls, serve, waves
+from sim.cache import RESIDENT, ExpertCache, first_calls, next_calls, serve, waves
 from sim.eviction import EVICTIONS, NEVER, Eviction
 from traces.errors import InputError
 from traces.trace import Trace
@@ -365,13 +365,25 @@ def test_whether_the_order_is_asked_for_often_or_once_does_not_change_it(
 class OneByOne(EVICTIONS["score"]):  # type: ignore[misc]
     """The same rule, whose candidates can only be looked at one after the other."""
 
+    listed = False
+
     def candidates(self) -> Iterator[int]:
         return iter(super().candidates())
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(NEAR - 2, 4 * NEAR))
+@given(st.integers(0, 2**32 - 1), st.integers(3, 120), st.integers(1, 60), st.integers(0, 100))
 @settings(max_examples=60)
-def test_many_candidates_looked_at_together_give_the_victims_that_one_by_one_does(seed: int, slots: int) -> None:
+def test_many_candidates_looked_at_together_give_the_victims_that_one_by_one_does(
+    seed: int, slots: int, near: int, many: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.cache.NEAR", near)
+        patch.setattr("sim.cache.MANY", many)
+        patch.setattr("sim.eviction.MANY", many)
+        same_victims(seed, slots)
+
+
+def same_victims(seed: int, slots: int) -> None:
     rng = np.random.default_rng(seed)
     total = 2 * slots
     caches = [ExpertCache([1], total, [slots], [0], rule) for rule in ("score", OneByOne)]
