@@ -1,5 +1,6 @@
 """How much memory of the host this process may still take: of the machine, and of the group that it runs in."""
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -29,7 +30,7 @@ def _available() -> Iterator[int]:
 def _left_in_groups() -> Iterator[int]:
     """Of the groups of both versions; where a container sees only its own, that is at the top."""
     try:
-        lines = (ROOT / "proc/self/cgroup").read_text().splitlines()
+        lines = os.fsdecode((ROOT / "proc/self/cgroup").read_bytes()).split("\n")
     except OSError:
         return
     for line in lines:
@@ -43,9 +44,11 @@ def _left_in_groups() -> Iterator[int]:
         else:
             continue
         here = PurePosixPath(path.lstrip("/"))
+        if ".." in here.parts:  # of a group that cannot be seen from here
+            here = PurePosixPath()
         for group in dict.fromkeys((here, *here.parents)):
             limit, used = _number(top / group / names[0]), _number(top / group / names[1])
-            if limit is not None and used is not None and limit < UNLIMITED:
+            if limit is not None and used is not None and 0 <= limit < UNLIMITED:
                 cached = _figure(top / group / "memory.stat", names[2]) or 0
                 yield max(0, limit - used + min(cached, used))
 

@@ -16,6 +16,7 @@ from realrun.device import Device, open_device
 from realrun.device_cache import Room
 from realrun.engine import Outcome, RealRun, Stage
 from realrun.experts import expert_size
+from realrun.faults import RunError, SlotFault
 from realrun.host_store import HostStore, host_bytes
 from realrun.layers import Layers
 from realrun.link import chunks_of
@@ -27,6 +28,7 @@ from sim.log import DECODE, PREFILL
 from sim.metrics import Report
 from sim.model import ModelSpec
 from sim.plan import Discipline, Plan
+from sim.policies import blaming
 from sim.replay import Scene, describe, scene
 from sim.terms import Terms, settle
 from sim.workload import Schedule, Workload, cached_tokens, workload
@@ -121,7 +123,16 @@ def run(
     Raises KeyboardInterrupt if that was before the first step was over, InputError for what the device cannot hold,
     SlotFault where a check finds a wrong, stale or half-copied expert, RunError where the device does not go on.
     """
-    outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, check=check, stop=stop, progress=progress)
+    how: dict[str, Any] = {"check": check, "stop": stop, "progress": progress}
+    try:
+        outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, **how)
+    except (RunError, SlotFault):
+        raise
+    except Exception:
+        if isinstance(plan.eviction, str):
+            raise
+        with blaming(f"policy {policy}: eviction"):  # a rule of the policy's own is other people's code
+            raise
     terms = terms_of(scene, plan, discipline, chunks)
     if not outcome.steps:
         raise KeyboardInterrupt("before the first step was over: there is nothing to report")

@@ -20,6 +20,7 @@ from sim.policies import policy_class
 from sim.replay import Scene, bundled_traces, code_version, plan_for, scene
 from traces.errors import InputError
 from traces.files import keep_apart
+from traces.trace import Trace
 
 _KEPT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (lambda value: isinstance(value, str), "a text"),
@@ -63,9 +64,11 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
+    of_its_own = model == Trace.load_meta(trace)["model"].get("name")  # whose dimensions may be in the trace alone
     learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
     for label, cache, then in pairs:
-        here = scene(trace, model=model, hardware=hardware, software="measured", cache_size=cache, learns=learns)
+        dimensions = None if of_its_own else model
+        here = scene(trace, model=dimensions, hardware=hardware, software="measured", cache_size=cache, learns=learns)
         if here.trace.sha256 != sha256:
             raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
         if steps is not None:

@@ -103,7 +103,7 @@ class ExpertCache:
         if missing > 0:
             state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
             candidates = self.rules[pool].candidates()
-            if self._listed and isinstance(candidates, array):
+            if self._listed and isinstance(candidates, array) and candidates.typecode == "q":
                 missing = self._search(candidates, missing, passed, demand, victims)
             else:
                 wanted: list[int] = []

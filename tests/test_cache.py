@@ -1,6 +1,7 @@
 """The cache without time: against libCacheSim access by access, against a brute force by layer calls, and by hand."""
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -369,6 +370,22 @@ class OneByOne(EVICTIONS["score"]):  # type: ignore[misc]
 
     def candidates(self) -> Iterator[int]:
         return iter(super().candidates())
+
+
+@pytest.mark.parametrize("kind", ["i", "h", "l", "Q", "list", "iterator"])
+def test_a_rule_made_of_a_listed_one_may_give_its_candidates_as_anything(kind: str) -> None:
+    class Own(EVICTIONS["score"]):  # type: ignore[misc]
+        def candidates(self) -> Iterable[int]:
+            numbers = list(super().candidates())
+            return numbers if kind == "list" else iter(numbers) if kind == "iterator" else array(kind, numbers)
+
+    cache = ExpertCache([1], 300, [300 - 1], [0], Own)
+    for expert in range(299):
+        assert cache.allot(expert, -1, True) == []
+        cache.landed(expert)
+        cache.requested(expert, 5)
+    assert cache.allot(299, 0, False) is None
+    assert cache.allot(299, 0, True) == [0]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(3, 120), st.integers(1, 60), st.integers(0, 100))

@@ -49,6 +49,22 @@ def test_a_container_has_what_its_own_group_leaves(kernel: Path) -> None:
     assert host_memory.free_host_bytes() == 0
 
 
+@pytest.mark.parametrize("name", [b"/\xff", "/a\u2028b".encode(), b"/../..", b"/a:b c", b"/\0"])
+def test_odd_names_of_groups_are_no_error(kernel: Path, name: bytes) -> None:
+    (kernel / "proc/self/cgroup").write_bytes(b"0::" + name + b"\n")
+    top = kernel / "sys/fs/cgroup"
+    put(top / "memory.max", 3 * GIB)
+    put(top / "memory.current", 2 * GIB)
+    assert host_memory.free_host_bytes() == GIB
+    if b"a" in name:
+        group = top / name.decode().lstrip("/")
+        put(group / "memory.max", GIB)
+        put(group / "memory.current", GIB)
+        assert host_memory.free_host_bytes() == 0
+    put(top / "memory.max", -1)
+    assert host_memory.free_host_bytes() in (0, 8 * GIB)
+
+
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=4), st.booleans())
 def test_the_narrowest_of_the_groups_around_it_counts(limits: list[int], first_version: bool) -> None:
     import tempfile

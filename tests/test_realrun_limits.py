@@ -373,3 +373,16 @@ def test_what_comes_before_the_first_run_is_interrupted_at_once(
     small = ["--hardware", "h200", "--device", "cpu", "--scale", "128"]
     assert main([command, str(trace), *named, *small, *options]) == 130
     assert not list(tmp_path.iterdir())
+
+
+def test_an_eviction_rule_of_ones_own_that_fails_is_named(trace, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_rule.py").write_text(
+        "from sim.eviction import LRU\nfrom sim.plan import Plan\nfrom sim.policies import Policy\n\n\n"
+        "class Rule(LRU):\n    def candidates(self):\n        raise LookupError('nobody')\n\n\n"
+        "class Own(Policy):\n    name = 'own'\n\n    def plan(self, view):\n        return Plan(eviction=Rule)\n"
+    )
+    command = ["replay", str(trace), "--policy", "own_rule:Own", "--device", "cpu", "--scale", "128", "--steps", "1"]
+    assert main([*command, "--cache", "4"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: policy own: eviction: LookupError: nobody (own_rule.py, line 8")

@@ -25,6 +25,7 @@ from realrun.validate import MOST_RUNS, Asked, validate
 from sim.model import ModelSpec, load_model
 from sim.replay import bundled_traces, code_version, plan_for, replay, scene
 from tests.strategies import make_trace
+from tests.worlds import toy_meta
 from traces.errors import InputError
 
 TRACE = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
@@ -456,3 +457,16 @@ def test_what_cannot_be_simulated_again_is_refused_in_one_line(tmp_path, capsys,
     assert main(["resimulate", str(source), str(trace), "-o", str(tmp_path / "again")]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+def test_a_validation_of_a_model_that_only_its_trace_knows_is_simulated_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    trace = make_trace(rng.permuted(np.tile(np.arange(8), (4, 2, 1)), axis=2)[:, :, :2], n_experts=8)
+    trace.meta["model"] |= toy_meta(2)
+    trace.save("own.npz")
+    command = ["--policies", "lru", "--hardware", "h200", "--device", "cpu", "--no-baseline", "--seconds", "0.01"]
+    assert main(["validate", "own.npz", *command, "-o", "out"]) == 0
+    assert main(["resimulate", "out/validation.json", "own.npz", "--hardware", "h200", "-o", "again"]) == 0
+    one, other = (json.loads(Path(folder, FILES[0]).read_text())["reports"] for folder in ("out", "again"))
+    assert one[0]["simulated"]["tpot_ms"] == other[0]["simulated"]["tpot_ms"]
