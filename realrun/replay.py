@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,15 +124,10 @@ def run(
     SlotFault where a check finds a wrong, stale or half-copied expert, RunError where the device does not go on.
     """
     how: dict[str, Any] = {"check": check, "stop": stop, "progress": progress}
-    try:
+    # An eviction rule of the policy's own is as much other people's code as the policy.
+    own = not isinstance(plan.eviction, str)
+    with blaming(f"policy {policy}: eviction", (RunError, SlotFault)) if own else nullcontext():
         outcome = execute(scene, plan, rig, discipline=discipline, chunks=chunks, **how)
-    except (RunError, SlotFault):
-        raise
-    except Exception:
-        if isinstance(plan.eviction, str):
-            raise
-        with blaming(f"policy {policy}: eviction"):  # a rule of the policy's own is other people's code
-            raise
     terms = terms_of(scene, plan, discipline, chunks)
     if not outcome.steps:
         raise KeyboardInterrupt("before the first step was over: there is nothing to report")

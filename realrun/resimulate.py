@@ -64,10 +64,10 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
-    of_its_own = model == Trace.load_meta(trace)["model"].get("name")  # whose dimensions may be in the trace alone
+    of_its_own = model == Trace.load_meta(trace)["model"].get("name")
+    dimensions = None if of_its_own else model  # its own may be in the trace alone
     learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
     for label, cache, then in pairs:
-        dimensions = None if of_its_own else model
         here = scene(trace, model=dimensions, hardware=hardware, software="measured", cache_size=cache, learns=learns)
         if here.trace.sha256 != sha256:
             raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")

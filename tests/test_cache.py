@@ -397,36 +397,32 @@ def test_many_candidates_looked_at_together_give_the_victims_that_one_by_one_doe
         patch.setattr("sim.cache.NEAR", near)
         patch.setattr("sim.cache.MANY", many)
         patch.setattr("sim.eviction.MANY", many)
-        same_victims(seed, slots)
-
-
-def same_victims(seed: int, slots: int) -> None:
-    rng = np.random.default_rng(seed)
-    total = 2 * slots
-    caches = [ExpertCache([1], total, [slots], [0], rule) for rule in ("score", OneByOne)]
-    together, one_by_one = caches
-    worth, until, tie = np.zeros(total, np.int64), np.full(total, -1), np.zeros(total, np.int64)
-    for passed in range(12):
-        values, expert = rng.integers(0, 5, total), int(rng.integers(total))
-        asked = rng.choice(total, int(rng.integers(total)), replace=False).tolist()
-        ahead = rng.integers(0, 4, total).tolist()
-        for cache in caches:
-            cache.valued(0, values)
-            for other in asked:
-                cache.requested(other, passed + ahead[other])
-        worth[:] = values
-        until[asked] = np.maximum(until[asked], passed + np.array(ahead)[asked])
-        for _ in range(slots if not passed else 6):
-            absent = np.flatnonzero(np.frombuffer(bytes(together.state), np.uint8) == 0)
-            expert, demand = int(rng.choice(absent)), bool(rng.integers(2))
-            there = [e for e in range(total) if together.state[e] == RESIDENT and not together.pinned[e]]
-            order = sorted(there, key=lambda e: (until[e] > passed, worth[e], tie[e]))
-            may = [e for e in order if demand or until[e] <= passed]
-            expected = [] if together.free[0] else may[:1] or None
-            assert together.allot(expert, passed, demand) == one_by_one.allot(expert, passed, demand) == expected
-            if expected is not None:
-                tie[expert] = tie.max() + 1
-                pinned = bool(rng.integers(3) == 0)
-                for cache in caches:
-                    cache.landed(expert)
-                    cache.pinned[expert] = pinned
+        rng = np.random.default_rng(seed)
+        total = 2 * slots
+        caches = [ExpertCache([1], total, [slots], [0], rule) for rule in ("score", OneByOne)]
+        together, one_by_one = caches
+        worth, until, tie = np.zeros(total, np.int64), np.full(total, -1), np.zeros(total, np.int64)
+        for passed in range(12):
+            values, expert = rng.integers(0, 5, total), int(rng.integers(total))
+            asked = rng.choice(total, int(rng.integers(total)), replace=False).tolist()
+            ahead = rng.integers(0, 4, total).tolist()
+            for cache in caches:
+                cache.valued(0, values)
+                for other in asked:
+                    cache.requested(other, passed + ahead[other])
+            worth[:] = values
+            until[asked] = np.maximum(until[asked], passed + np.array(ahead)[asked])
+            for _ in range(slots if not passed else 6):
+                absent = np.flatnonzero(np.frombuffer(bytes(together.state), np.uint8) == 0)
+                expert, demand = int(rng.choice(absent)), bool(rng.integers(2))
+                there = [e for e in range(total) if together.state[e] == RESIDENT and not together.pinned[e]]
+                order = sorted(there, key=lambda e: (until[e] > passed, worth[e], tie[e]))
+                may = [e for e in order if demand or until[e] <= passed]
+                expected = [] if together.free[0] else may[:1] or None
+                assert together.allot(expert, passed, demand) == one_by_one.allot(expert, passed, demand) == expected
+                if expected is not None:
+                    tie[expert] = tie.max() + 1
+                    pinned = bool(rng.integers(3) == 0)
+                    for cache in caches:
+                        cache.landed(expert)
+                        cache.pinned[expert] = pinned

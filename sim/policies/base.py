@@ -27,11 +27,16 @@ from traces.trace import Trace
 
 
 @contextmanager
-def blaming(whose: str) -> Iterator[None]:
-    """Turn whatever code of others raises (or its attempt to exit) into an InputError that names it and the place."""
+def blaming(whose: str, ours: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn whatever code of others raises (or its attempt to exit) into an InputError that names it and the place.
+
+    An InputError is the caller's, and so are those of the kinds ``ours``: they go on as they are.
+    """
     try:
         yield
     except InputError:
+        raise
+    except ours:
         raise
     except (Exception, SystemExit) as wrong:
         if os.environ.get(DEBUG):
