@@ -1,7 +1,7 @@
 """Command line of the analysis: ``python -m analysis``."""
 
 if __name__ == "__main__":  # the imports below take a moment
-    from traces.starting import ends_quietly
+    from ground.interrupts import ends_quietly
 
     ends_quietly()
 
@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from analysis.catalogue import EXPERIMENTS, experiment
 from analysis.experiment import Data, Experiment, Setup
-from sim.engine import SimulationError
-from sim.hardware import DEFAULT_HARDWARE
-from sim.replay import DEFAULT_CACHE, bundled_traces, code_version
-from traces.cli import run
-from traces.errors import InputError
-from traces.files import keep_apart
-from traces.whole import Whole
+from analysis.experiments import EXPERIMENTS, experiment
+from ground.command_line import run
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.whole_number import Whole
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.run.scene import DEFAULT_CACHE, bundled_traces, code_version
+from sim.run.simpy_engine import SimulationError
 
 app = App(
     name="python -m analysis",
@@ -92,7 +92,7 @@ class Terms:
 
     def measured(self, what: Experiment) -> Data:
         """The data of an experiment, measured now or read from a file. Raises InputError."""
-        from analysis.pages import read
+        from analysis.pages.text import read
 
         return what.measure(self.setup()) if self.data is None else read(self.data, what)
 
@@ -115,7 +115,7 @@ def table(
     python -m analysis table predictors --traces full/*.npz --json predictors.json
     ```
     """
-    from analysis.pages import markdown, show, write_data, write_text
+    from analysis.pages.text import markdown, show, write_data, write_text
 
     what = experiment(name)
     terms.keep_apart({"--json": json, "-o": output})
@@ -147,8 +147,8 @@ def figure(
         --json table-size.json
     ```
     """
-    from analysis.figures import check, draw
-    from analysis.pages import read_from, show, write_data
+    from analysis.pages.figures import check, draw
+    from analysis.pages.text import read_from, show, write_data
 
     what = experiment(name)
     target = Path(f"{name}.png") if output is None else output
@@ -199,8 +199,8 @@ def report(
     python -m analysis report domoe -o docs/results --show
     ```
     """
-    from analysis.report import Inputs, files_of
-    from analysis.report import report as write_report
+    from analysis.pages.report import Inputs, files_of
+    from analysis.pages.report import report as write_report
 
     own = [*(other_seed or []), *(large or []), *(routes or [])]
     terms.keep_apart({}, more=own, folders={"-o": (output, files_of(name))})
@@ -219,7 +219,7 @@ def experiments(*, json: _Json = None) -> None:
     python -m analysis experiments --json -
     ```
     """
-    from sim.output import written
+    from ground.output import written
 
     keep_apart([], {"--json": json})
     with written(json) as write:
@@ -232,7 +232,7 @@ def experiments(*, json: _Json = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    """Run one command (default: the process's arguments) and return its exit status."""
     return run(app, arguments, failures=(SimulationError,))
 
 

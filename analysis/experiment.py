@@ -11,11 +11,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.pages.sheets import Sheet
 from analysis.runs import Place
-from analysis.sheets import Sheet
 from analysis.workloads import Source, Suite, suites
-from sim.hardware import DEFAULT_HARDWARE
-from sim.replay import DEFAULT_CACHE, code_version
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.run.scene import DEFAULT_CACHE, code_version
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

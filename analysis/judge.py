@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.hardware import DEFAULT_HARDWARE, Hardware
-from sim.model import resolve_model
+from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
+from sim.model.spec import resolve_model
 from sim.predictors import Predictor, top
 from sim.view import View
 from sim.workload import batched, workload

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.bootstrap import Shares, shares
-from sim.engines import execute
-from sim.hardware import DEFAULT_HARDWARE
-from sim.metrics import Report
+from ground.progress import Watch
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.policies import policy_class
-from sim.replay import DEFAULT_CACHE, Scene, describe, plan_for, scene
-from sim.software import DEFAULT_SOFTWARE
-from sim.terms import settle
-from traces.progress import Watch
+from sim.report.metrics import Report
+from sim.run.engines import execute
+from sim.run.scene import DEFAULT_CACHE, Scene, describe, plan_for, scene
+from sim.run.terms import settle
 
 _THREADS = "OMP_NUM_THREADS"
 _Job = TypeVar("_Job")

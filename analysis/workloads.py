@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from sim.replay import bundled_traces
-from traces.errors import InputError
+from ground.errors import InputError
+from sim.run.scene import bundled_traces
 from traces.trace import Trace
 
 ALONE = ("law", "banking")

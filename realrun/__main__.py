@@ -1,7 +1,7 @@
 """Command line of the real runs: ``python -m realrun``."""
 
 if __name__ == "__main__":  # the imports below take a moment
-    from traces.starting import ends_quietly
+    from ground.interrupts import ends_quietly
 
     ends_quietly()
 
@@ -13,11 +13,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, Token
 
-from realrun.faults import RunError, SlotFault
-from sim.replay import DEFAULT_CACHE, code_version
-from sim.software import DEFAULT_SOFTWARE
-from traces.cli import run
-from traces.whole import Whole
+from ground.command_line import run
+from ground.whole_number import Whole
+from realrun.device.faults import RunError, SlotFault
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE
+from sim.run.scene import DEFAULT_CACHE, code_version
 
 app = App(
     name="python -m realrun",
@@ -69,7 +69,7 @@ def calibrate(
     python -m sim replay traces/mixtral_law.npz --hardware h200.toml
     ```
     """
-    from realrun.calibrate import calibrate_command
+    from realrun.calibrate.calibrate import calibrate_command
 
     calibrate_command(out, model, quick=quick, device=device)
 
@@ -215,7 +215,7 @@ def validate(
     ```
     """
     from realrun.commands import host_bytes_of
-    from realrun.validate import Asked, validate_command
+    from realrun.validate.validate import Asked, validate_command
 
     asked = Asked(
         trace, policies, cache, folder, hardware, software, model, profile, split, steps, scale, shared,
@@ -242,7 +242,7 @@ def resimulate(
         --hardware h200 -o again
     ```
     """
-    from realrun.resimulate import resimulate_command
+    from realrun.validate.resimulate import resimulate_command
 
     resimulate_command(validation, trace, folder, hardware, _typed())
 
@@ -266,7 +266,7 @@ def baseline(
     python -m realrun baseline --against out/validation.json --json baseline.json
     ```
     """
-    from realrun.baselines import baseline_command
+    from realrun.validate.baselines import baseline_command
 
     baseline_command(model, device, against, json, _typed())
 
@@ -331,7 +331,7 @@ def _typed() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    """Run one command (default: the process's arguments) and return its exit status."""
     return run(app, arguments, failures=(RunError, SlotFault))
 
 

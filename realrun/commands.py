@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from realrun.faults import RunError
-from realrun.replay import interruptible, open_rig, run, small_scene
-from sim.capacity import parse_capacity
-from sim.metrics import Report
-from sim.output import show, values_of, written
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.output import show, values_of, written
+from ground.progress import Watch
+from ground.text import printable
+from realrun.device.faults import RunError
+from realrun.engine.replay import interruptible, open_rig, run, small_scene
 from sim.policies import policy_class
-from sim.replay import bundled_traces, plan_for
-from sim.tables import Comparison, report_view
-from traces.errors import InputError
-from traces.files import keep_apart
-from traces.progress import Watch
-from traces.words import printable
+from sim.report.metrics import Report
+from sim.report.tables import Comparison, report_view
+from sim.run.cache_size import parse_capacity
+from sim.run.scene import bundled_traces, plan_for
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,18 @@ def generate_command(wanted: Wanted) -> None:
     Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
     ``compare`` RunError if the tokens are not those of the resident model.
     """
-    from realrun.device import open_device, refuse_too_little
-    from realrun.generate import Choice, Offloader, resident_tokens
-    from realrun.host_memory import free_host_bytes
-    from traces.checkpoint import BASIS_FILE, end_tokens, load_model, load_tokenizer, located, skeleton, weight_bytes
+    from realrun.device.devices import open_device, refuse_too_little
+    from realrun.device.host_memory import free_host_bytes
+    from realrun.generate.offloader import Choice, Offloader, resident_tokens
+    from traces.capture.checkpoint import (
+        BASIS_FILE,
+        end_tokens,
+        load_model,
+        load_tokenizer,
+        located,
+        skeleton,
+        weight_bytes,
+    )
     from traces.embeddings import Basis
     from traces.trace import Trace
 
@@ -211,9 +219,9 @@ def lookup_command(out: Path | None, device: str, command: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from realrun.measure.machine import Machine
-    from realrun.measure.tables import DIMS, ENTRIES, NEAREST, TABLES, ways
-    from realrun.record import made_by
+    from realrun.calibrate.lookup_ways import DIMS, ENTRIES, NEAREST, TABLES, ways
+    from realrun.device.machine import Machine
+    from realrun.validate.record import made_by
 
     keep_apart([], {"--json": out})
     machine = Machine(device)

@@ -1,7 +1,7 @@
 """Command line of the simulator: ``python -m sim``."""
 
 if __name__ == "__main__":  # the imports below take a moment
-    from traces.starting import ends_quietly
+    from ground.interrupts import ends_quietly
 
     ends_quietly()
 
@@ -16,20 +16,20 @@ from cyclopts import App, Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sim.engine import SimulationError
-from sim.engines import Engine
-from sim.metrics import Report
-from sim.output import show, values_of, written
+from ground.command_line import run
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.output import show, values_of, written
+from ground.text import printable
+from ground.whole_number import Whole
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.plan import Discipline
-from sim.replay import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
-from sim.software import DEFAULT_SOFTWARE
-from sim.terms import TooSmallError
+from sim.report.metrics import Report
+from sim.run.engines import Engine
+from sim.run.scene import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
+from sim.run.simpy_engine import SimulationError
+from sim.run.terms import TooSmallError
 from traces.arrays import shown as shown_path
-from traces.cli import run
-from traces.errors import InputError
-from traces.files import keep_apart
-from traces.whole import Whole
-from traces.words import printable
 
 app = App(
     name="python -m sim",
@@ -151,8 +151,8 @@ def replay_command(
     ```
     """
     from sim.policies import policy_class
-    from sim.tables import report_view
-    from sim.timeline import timeline as open_timeline
+    from sim.report.tables import report_view
+    from sim.report.timeline import timeline as open_timeline
 
     terms.keep_apart(trace, {"--json": json, "--timeline": timeline})
     policy, *settings = policy.split(",")
@@ -196,7 +196,7 @@ def compare(
     ```
     """
     from sim.policies import policy_class
-    from sim.tables import Comparison
+    from sim.report.tables import Comparison
 
     terms.keep_apart(trace, {"--json": json})
     wanted = [name.split(",") for name in policy or _everything()]
@@ -249,7 +249,7 @@ def policies(
     python -m sim policies popularity
     ```
     """
-    from sim.catalogue import policies_json, policies_table, policy_json, policy_view
+    from sim.report.catalogue import policies_json, policies_table, policy_json, policy_view
 
     if name is None:
         _show(policies_table(), policies_json(), json)
@@ -273,7 +273,7 @@ def models(
     python -m sim models qwen3-30b-a3b
     ```
     """
-    from sim.catalogue import model_json, model_table, models_json, models_table
+    from sim.report.catalogue import model_json, model_table, models_json, models_table
 
     keep_apart([name], {"--json": json})
     if name is None:
@@ -298,7 +298,7 @@ def hardware(
     python -m sim hardware h200
     ```
     """
-    from sim.catalogue import hardware_json, hardware_table, machine_json, machine_table
+    from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
     keep_apart([name], {"--json": json})
     if name is None:
@@ -323,8 +323,8 @@ def software(
     python -m sim software paper
     ```
     """
-    from sim.catalogue import software_json, software_table
-    from sim.software import Software
+    from sim.machine.prediction_costs import Software
+    from sim.report.catalogue import software_json, software_table
 
     keep_apart([name], {"--json": json})
     if name is None:
@@ -348,7 +348,7 @@ def bench(
     python -m sim bench
     ```
     """
-    from sim.bench import bench_json, bench_view, run_bench
+    from sim.bench.engines import bench_json, bench_view, run_bench
 
     keep_apart([], {"--json": json})
     rows, caches = run_bench(tokens, long)
@@ -388,7 +388,7 @@ def _show(view: RenderableType, data: object, target: str | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    """Run one command (default: the process's arguments) and return its exit status."""
     return run(app, arguments, failures=(SimulationError,))
 
 

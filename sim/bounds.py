@@ -8,10 +8,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from sim.cache import next_calls
 from sim.compiled import SHORT, available
 from sim.eviction import NEVER
 from sim.log import DECODE
+from sim.run.slots import next_calls
 from sim.workload import Workload
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ground.errors import InputError
 from sim.eviction import Eviction, eviction_rule
-from traces.errors import InputError
 
 MOST_CHUNKS = 1_000_000
 """Pieces of a transfer; more is a slip of the keyboard."""

@@ -10,9 +10,9 @@ Points of a step: 0, the embedding layer's output is known; ``1 + l``, routed la
 
 import numpy as np
 
+from ground.errors import InputError
 from sim.log import DECODE, PREFILL
 from sim.workload import Workload
-from traces.errors import InputError
 from traces.trace import Trace
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.cache import first_calls, next_calls
-from sim.cost import Costs
-from sim.hardware import Hardware
+from ground.errors import InputError
 from sim.log import DECODE, PREFILL
-from sim.model import ModelSpec
-from traces.errors import InputError
+from sim.machine.cost import Costs
+from sim.machine.hardware import Hardware
+from sim.model.spec import ModelSpec
+from sim.run.slots import first_calls, next_calls
 from traces.trace import Trace
 
 MOST = 2**62

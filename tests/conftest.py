@@ -1,7 +1,7 @@
 """The hypothesis profiles of all tests, none with deadlines, as machines are loaded: "project", the default, tries the
 same examples every time; "explore" (``--hypothesis-profile=explore``) tries new ones, first those that failed before.
 
-And what tests of the simulator's command line begin with, see ``tests.replays``.
+And what tests of the simulator's command line begin with, see ``tests.support.replays``.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ settings.load_profile("project")
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """The small trace, as a file."""
-    from tests.replays import toy_trace
+    from tests.support.replays import toy_trace
 
     path = tmp_path / "toy.npz"
     toy_trace().save(path)

@@ -1,7 +1,7 @@
 """Command line of the traces package: ``python -m traces``."""
 
 if __name__ == "__main__":  # the imports below take a moment
-    from traces.starting import ends_quietly
+    from ground.interrupts import ends_quietly
 
     ends_quietly()
 
@@ -12,11 +12,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from traces.cli import release, run
-from traces.errors import InputError
-from traces.files import check_regular, keep_apart
-from traces.whole import Whole
-from traces.words import printable
+from ground.command_line import release, run
+from ground.errors import InputError
+from ground.files import check_regular, keep_apart
+from ground.text import printable
+from ground.whole_number import Whole
 
 app = App(
     name="python -m traces",
@@ -54,8 +54,8 @@ def train(
         -o minimoe --minutes 6
     ```
     """
-    from traces.minimoe import Plan
-    from traces.minimoe import train as train_model
+    from traces.training.train import Plan
+    from traces.training.train import train as train_model
 
     keep_apart([base, corpora], {}, folders={"--output": (output, [])})
     plan = Plan(
@@ -139,9 +139,9 @@ def capture(
     """
     from dataclasses import replace
 
-    from traces.capture import Amount, capture_prompts
-    from traces.capture import capture as capture_domains
-    from traces.decoding import Decoding
+    from traces.capture.decoding import Decoding
+    from traces.capture.session import Amount, capture_prompts
+    from traces.capture.session import capture as capture_domains
 
     if (prompts is None) == (corpora is None) or (corpora is not None) != bool(domain):
         raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
@@ -207,7 +207,7 @@ def convert(
     ```
     """
     from traces.arrays import shown
-    from traces.convert import Given, convert_file
+    from traces.convert.kinds import Given, convert_file
 
     keep_apart([file], {"--output": output})
     # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
@@ -275,7 +275,7 @@ def info(
     python -m traces info chat.npz code.npz --json - | jq '.[].rows'
     ```
     """
-    from traces.info import show
+    from traces.statistics.info import show
 
     keep_apart(traces, {"--json": json})
     show(traces, json_to=json)
@@ -307,8 +307,8 @@ def verify(
     python -m traces verify chat.npz --model minimoe --sequences 8
     ```
     """
-    from traces.verify import show
-    from traces.verify import verify as verify_trace
+    from traces.capture.verify import show
+    from traces.capture.verify import verify as verify_trace
 
     keep_apart([trace, model, adapter], {})
     show(
@@ -341,12 +341,12 @@ def compare_routing(
 
     ```
     python -m traces compare-routing traces/mixtral_*.npz --beside routes/*.npz \
-        --records traces/mixtral_routing.json \
+        --records traces/records/mixtral_routing.json \
         traces/records/mixtral_seed1_routing.json \
         -o traces/records/comparison.json --document docs/traces.md
     ```
     """
-    from traces.comparison import compare, tables
+    from traces.statistics.comparison import compare, tables
 
     keep_apart([*traces, *(beside or []), *(records or [])], {"--output": output, "--document": document})
     if document is not None:  # read, and replaced
@@ -355,7 +355,7 @@ def compare_routing(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (default: the process's arguments) and return its exit status, see :func:`traces.cli.run`."""
+    """Run one command (default: the process's arguments) and return its exit status."""
     return run(app, arguments)
 
 

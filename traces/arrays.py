@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from traces.errors import InputError
-from traces.files import check_regular
+from ground.errors import InputError
+from ground.files import check_regular
 
 # Everything that zipfile, zlib and NumPy's header parser have been seen to raise on damaged bytes.
 _DAMAGE = (

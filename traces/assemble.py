@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 from traces.trace import DECODE, PREFILL, Trace, validate
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ground.errors import InputError
+from ground.files import atomic_path
 from traces.arrays import read_arrays
-from traces.errors import InputError
-from traces.files import atomic_path
 
 STRONG = 8  # directions kept unturned, in 8 bits
 _ROWS = 1024  # rows of states in memory at once

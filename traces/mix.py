@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 from traces.trace import Trace
 
 

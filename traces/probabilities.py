@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 from traces.trace import Trace
 
 _ROWS = 1024  # rows sorted at once

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 from traces.probabilities import keep_largest
 from traces.trace import DECODE, Trace
 

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from ground.errors import InputError
+from ground.files import atomic_path
 from traces.arrays import at, first, integers, named, read_arrays, shown
-from traces.errors import InputError
-from traces.files import atomic_path
 from traces.validation import DECODE, PREFILL, check_meta, validate
 
 __all__ = ["DECODE", "PREFILL", "Trace", "validate"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ground.errors import InputError
+from ground.text import check_name
 from traces.arrays import at, first, named
-from traces.errors import InputError
-from traces.words import check_name
 
 if TYPE_CHECKING:
     from traces.trace import Trace

@@ -1,4 +1,4 @@
-"""The compiled engine: the same integers as ``sim.engine``, hundreds of times as fast.
+"""The compiled engine: the same integers as ``sim.run.simpy_engine``, hundreds of times as fast.
 
 It executes the same workloads and plans and leaves the same log; a timeline, and a policy with an eviction rule that is
 only Python, are the reference's alone. numba is imported when a run first asks for this engine.
@@ -6,13 +6,13 @@ only Python, are the reference's alone. numba is imported when a run first asks 
 
 from importlib.util import find_spec
 
+from ground.errors import InputError
 from sim.compiled.folder import compiler_cache
-from sim.engine import SimulationError
 from sim.log import Log
 from sim.plan import MOST_CHUNKS, Discipline, Plan
-from sim.terms import settle
+from sim.run.simpy_engine import SimulationError
+from sim.run.terms import settle
 from sim.workload import Workload
-from traces.errors import InputError
 
 __all__ = ["SHORT", "available", "cannot_keep_code", "compiles_first", "declined", "run_compiled"]
 
@@ -65,7 +65,7 @@ def compiles_first() -> bool:
 def run_compiled(
     work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
 ) -> Log:
-    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory; as ``sim.engine.Run(...).log()``.
+    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory; as ``sim.run.simpy_engine.Run(...).log()``.
 
     Raises InputError as the reference does, and if ``declined`` has a reason.
     """

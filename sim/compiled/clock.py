@@ -1,12 +1,12 @@
-"""Simulated time, compiled: what happens until the GPU's next act, and in which order (as ``sim.clock`` has it)."""
+"""Simulated time, compiled: what happens until the GPU's next act, and in which order (as ``sim.run.clock`` has it)."""
 
 from typing import Any
 
-from sim.cache import RESIDENT
 from sim.compiled.heap import push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.link import kick, request, stretch_ends
 from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at, transfer_at
+from sim.run.slots import RESIDENT
 
 
 @inner

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.cache import next_calls
 from sim.compiled.heap import Heaps, push, remove, top
 from sim.compiled.jit import entry, inner
 from sim.eviction import NEVER
+from sim.run.slots import next_calls
 
 
 def fewest_loads(

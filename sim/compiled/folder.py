@@ -9,7 +9,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from sim.keep import cache_folder
+from ground.cache_folder import cache_folder
 
 KEPT = 3
 """Folders of other versions that stay: checkouts side by side do not compile in turns."""

@@ -1,11 +1,10 @@
-"""The run loop, compiled: one layer call after another, as ``sim.engine`` has it, without events.
+"""The run loop, compiled: one layer call after another, as ``sim.run.simpy_engine`` has it, without events.
 
 Wherever the reference engine yields for a time, ``advance`` lets the link live through that time first.
 """
 
 from typing import Any
 
-from sim.cache import ABSENT, LOADING, RESIDENT
 from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
 from sim.compiled.jit import entry, inlined, inner
 from sim.compiled.link import close, demand, insist, kick, pass_call, request
@@ -28,6 +27,7 @@ from sim.compiled.machine import (
 from sim.compiled.order import needed, valued
 from sim.compiled.slots import allot, landed, pin, release, unpin
 from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL
+from sim.run.slots import ABSENT, LOADING, RESIDENT
 
 
 @entry

@@ -1,4 +1,4 @@
-"""The PCIe link, compiled: ``sim.link.Link`` without events.
+"""The PCIe link, compiled: ``sim.run.link.Link`` without events.
 
 Nothing but the link itself acts while the GPU computes or waits, so the link is brought up to the GPU's present when
 the GPU gets there (``sim.compiled.clock``). A prefetch whose call passes leaves the queue at that moment, so the queue
@@ -7,7 +7,6 @@ holds only what may still start.
 
 from typing import Any
 
-from sim.cache import ABSENT
 from sim.compiled.heap import push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import (
@@ -22,6 +21,7 @@ from sim.compiled.machine import (
     transfer_at,
 )
 from sim.compiled.slots import allot, can_allot, landed, release, set_wanted, unused, want
+from sim.run.slots import ABSENT
 
 # -- what the GPU says -----------------------------------------------------------------------------------------------
 

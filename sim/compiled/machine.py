@@ -2,7 +2,7 @@
 
 ``MACHINE`` holds what exists once and the addresses of the rest: a ``SLOT`` and a ``TRANSFER`` an expert, a ``POOL`` a
 pool, a ``LAYER`` a routed layer, the plan's moments and requests. Experts are known by their flat number; -1 is nobody.
-Words mean what they mean in ``sim.cache`` and ``sim.link``.
+Words mean what they mean in ``sim.run.slots`` and ``sim.run.link``.
 """
 
 from dataclasses import dataclass, fields
@@ -13,10 +13,10 @@ import numpy as np
 from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
 from sim.eviction import EVICTIONS, NEVER
-from sim.host import host_costs
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
-from sim.terms import Slots, Terms
+from sim.run.host_costs import host_costs
+from sim.run.terms import Slots, Terms
 from sim.workload import Workload
 
 NOBODY = -1

@@ -7,7 +7,6 @@ takes them out), so that what may not leave is never looked at.
 
 from typing import Any
 
-from sim.cache import RESIDENT
 from sim.compiled.heap import contains, push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import (
@@ -25,6 +24,7 @@ from sim.compiled.machine import (
     slot_at,
     valued_at,
 )
+from sim.run.slots import RESIDENT
 
 
 @inlined

@@ -1,15 +1,15 @@
-"""A cache driven access by access, on demand alone and without time: ``sim.cache.serve``, compiled."""
+"""A cache driven access by access, on demand alone and without time: ``sim.run.slots.serve``, compiled."""
 
 from typing import Any
 
 import numpy as np
 
-from sim.cache import RESIDENT
 from sim.compiled.jit import entry
 from sim.compiled.machine import NEXT_USE, byte_at, number_at, slot_at
 from sim.compiled.order import needed
 from sim.compiled.slots import allot, landed
 from sim.log import MISS
+from sim.run.slots import RESIDENT
 
 
 @entry

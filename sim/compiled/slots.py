@@ -1,14 +1,14 @@
-"""The GPU's expert slots, compiled: ``sim.cache.ExpertCache`` with the bytes of those who may leave kept as totals.
+"""The GPU's expert slots, compiled: ``sim.run.slots.ExpertCache`` with the bytes of those who may leave kept as totals.
 
 The totals answer at once whether room can be made, so a prefetch that must wait costs the same in a cache of any size.
 """
 
 from typing import Any
 
-from sim.cache import ABSENT, LOADING, RESIDENT
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import counts_at, layer_at, pool_at, slot_at
 from sim.compiled.order import evicted, first_to_leave, loaded, may_leave, must_stay, requested
+from sim.run.slots import ABSENT, LOADING, RESIDENT
 
 
 @inlined

@@ -13,9 +13,9 @@ from pkgutil import iter_modules
 
 from pydantic import ValidationError
 
-from sim.faults import expectation
+from ground.errors import InputError
+from ground.field_errors import expectation
 from sim.policies.base import Parameters, Policy, Setting, blaming
-from traces.errors import InputError
 
 __all__ = [
     "Parameters",

@@ -15,14 +15,14 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from sim.hardware import DEFAULT_HARDWARE, Hardware
-from sim.model import ModelSpec
+from ground.errors import InputError
+from ground.foreign_code import DEBUG
+from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE, Software
+from sim.model.spec import ModelSpec
 from sim.plan import Plan
-from sim.software import DEFAULT_SOFTWARE, Software
 from sim.view import View
 from sim.workload import Workload
-from traces.errors import InputError
-from traces.running import DEBUG
 from traces.trace import Trace
 
 
@@ -82,7 +82,7 @@ class Policy(ABC):
     their time: it stands for a model that was trained otherwise, and its summary says so), ``rank_aware`` (the order
     of experts within a route matters to it), ``variants`` (parameters, as typed, that a comparison of everything shows
     beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``hosts`` (its
-    plans run experts on the host), ``dear`` (its plans take long and are kept on disk, see ``sim.plans``), ``ignores``
+    plans run experts on the host), ``dear`` (its plans take long and are kept on disk, see ``sim.run.kept_plans``), ``ignores``
     (fields of its setting that its plans do not depend on; they are hidden from it).
     """
 

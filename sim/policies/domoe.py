@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeVar
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from sim.hardware import Hardware
+from sim.machine.hardware import Hardware
 from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy

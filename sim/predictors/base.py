@@ -1,7 +1,7 @@
 """What a predictor is, apart from any policy, cache or clock.
 
 A policy turns scores into requests and values; the analysis judges them as they are. What predicting costs is charged
-by the policy (``sim.software``), not here.
+by the policy (``sim.machine.prediction_costs``), not here.
 """
 
 from collections.abc import Sequence

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ground.errors import InputError
 from sim.predictors.products import cosines, exact_product, squares
 from sim.view import View
-from traces.errors import InputError
 from traces.trace import Trace
 
 ROWS = 1024

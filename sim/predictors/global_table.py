@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ground.errors import InputError
 from sim.predictors.matching import Matching
 from sim.predictors.neighbours import Keys, Neighbours
 from sim.predictors.table import Table
 from sim.view import View
-from traces.errors import InputError
 from traces.trace import Trace
 
 

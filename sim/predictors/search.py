@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 
 _EXACT = 2**24 - 1
 """Integers up to this are exact in float32, and so are their sums."""

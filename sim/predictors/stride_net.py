@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ground.errors import InputError
 from sim.view import View
-from traces.errors import InputError
 from traces.trace import Trace
 
 INPUT = 2**9

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from traces.errors import InputError
+from ground.errors import InputError
 from traces.trace import Trace
 
 

@@ -1,0 +1,165 @@
+"""Is a more accurate predictor always faster? In the mean, yes; in a single run, no.
+
+The predictor is told the future and made to err: with accuracy a, each of its guesses is right with probability a, and
+what is wrong at one accuracy is wrong at every lower one of the same seed (nested error sets). So along a seed the
+predictor only gets better. Transfers still queue for one link and experts for the same slots, and a right prefetch more
+can push out what would have been reused or hold up a demand: scheduling anomalies, as R. L. Graham found in list
+scheduling (Bell System Technical Journal 45, 1966).
+"""
+
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.experiment import Data, Experiment, Setup
+from analysis.pages.drawing import legend
+from analysis.pages.sheets import Sheet, number, percent
+from analysis.runs import Design, Outcome, run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
+SEEDS = 4
+_COLUMNS = 2
+_SHOWN = 5
+"""Every so many accuracies stand in the table."""
+LARGER = "50%"
+"""A second cache size: one that holds what a token takes over all layers, and room to spare."""
+POLICY = "oracle"
+
+
+def measure(setup: Setup) -> Data:
+    """Every accuracy under every seed, guessing at random, and no prefetch, on each model's first workload."""
+    models: list[Data] = []
+    for suite, cache in product(setup.suites, dict.fromkeys((setup.cache, LARGER))):
+        workload, sources = next(iter(suite.workloads.items()))
+        place = setup.place(suite, sources, cache=cache)
+        places = [replace(place, seed=setup.seed + index) for index in range(SEEDS)]
+        designs = [
+            *(Design(place, POLICY, {"accuracy": a}) for place in places for a in ACCURACIES),
+            *(Design(place, POLICY, {"random": True}) for place in places),
+            Design(places[0], "lru"),
+        ]
+        done = run(designs, setup.workers, f"anomalies, {suite.model}, {cache}")
+        grid = [done[i * len(ACCURACIES) : (i + 1) * len(ACCURACIES)] for i in range(SEEDS)]
+        what = {"model": suite.model, "workload": workload, "cache": cache}
+        models.append(what | _found(grid, done[-SEEDS - 1 : -1], done[-1]))
+    return {
+        "accuracies": list(ACCURACIES),
+        "models": models,
+        "made": setup.made([source for suite in setup.suites for source in suite.sources]),
+    }
+
+
+def _found(grid: list[list[Outcome]], guessed: list[Outcome], without: Outcome) -> Data:
+    """Throughput by seed and accuracy, and where it falls although accuracy rises."""
+    speed = np.array([[outcome.tokens_per_s for outcome in row] for row in grid])
+    time = np.array([[outcome.shares.ns for outcome in row] for row in grid])  # (seeds, accuracies, sequences)
+    return {
+        "tokens_per_s": [[float(f"{v:.6g}") for v in row] for row in speed],
+        "mean": [float(f"{v:.6g}") for v in speed.mean(axis=0)],
+        "wasted": [round(float(np.mean([row[a].to_json()["wasted"] for row in grid])), 4) for a in range(len(grid[0]))],
+        "random": float(f"{np.mean([outcome.tokens_per_s for outcome in guessed]):.6g}"),
+        "lru": float(f"{without.tokens_per_s:.6g}"),
+        "runs": anomalies(-speed.T[:, :, None]),
+        "sequences": anomalies(time.transpose(1, 0, 2)),
+    }
+
+
+def anomalies(time: np.ndarray) -> Data:
+    """Pairs of neighbouring accuracies where the more accurate run takes longer; ``time`` (accuracies, runs, parts).
+
+    ``worst`` is the largest such rise, of the time before it.
+    """
+    rise = np.diff(time, axis=0)
+    worst = float((rise / np.abs(time[:-1])).max(initial=0))
+    return {"pairs": int(rise.size), "slower": int((rise > 0).sum()), "worst": round(worst, 5)}
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Order of predictors and anomalies by model, then throughput by accuracy."""
+    rows = [
+        [m["model"], m["workload"], m["cache"],
+         *(number(speed, 3) for speed in (m["mean"][0], m["random"], m["mean"][-1], m["lru"])),
+         _pays(m, data["accuracies"]), _rises(m["mean"]), _slower(m["runs"]), _slower(m["sequences"])]
+        for m in data["models"]
+    ]  # fmt: skip
+    columns = ["model", "workload", "cache", "inverted", "random", "perfect", "no prefetch (lru)", "pays from accuracy",
+               "mean rises", "runs that are slower", "sequences that are slower"]  # fmt: skip
+    notes = (
+        f"Tokens/s, means over {SEEDS} seeds. Inverted names only experts that are not taken; random guesses. Slower: "
+        f"of pairs of neighbouring accuracies of one seed, whose errors are nested, those where the more accurate one "
+        f"takes longer, for the whole run and for single sequences of it. Pays from: the least accuracy whose mean is "
+        f"above that without prefetch; below it prefetching loses to what its waste costs.",
+    )
+    lines = [
+        [f"{accuracy:.2f}", *(cell for m in data["models"] for cell in _at(m, index))]
+        for index, accuracy in enumerate(data["accuracies"])
+        if index % _SHOWN == 0
+    ]
+    heads = [h for m in data["models"] for h in (f"{m['model']}, {m['cache']}: mean", "least", "most", "wasted")]
+    return [
+        Sheet("Accuracy and throughput", columns, rows, notes),
+        Sheet("Tokens/s by accuracy", ["accuracy", *heads], lines),
+    ]
+
+
+def _at(model: Data, index: int) -> list[str]:
+    column = [row[index] for row in model["tokens_per_s"]]
+    return [number(model["mean"][index], 3), number(min(column), 3), number(max(column), 3),
+            percent(model["wasted"][index])]  # fmt: skip
+
+
+def _slower(found: Data) -> str:
+    return f"{found['slower']:,} of {found['pairs']:,} (worst {percent(found['worst'], 2)})"
+
+
+def _rises(mean: list[float]) -> str:
+    """In how many steps of accuracy the mean rises."""
+    steps = [later > earlier for earlier, later in pairwise(mean)]
+    return f"{sum(steps)} of {len(steps)} steps"
+
+
+def _pays(model: Data, accuracies: list[float]) -> str:
+    paying = [a for a, mean in zip(accuracies, model["mean"], strict=True) if mean > model["lru"]]
+    return f"{paying[0]:.2f}" if paying else "never"
+
+
+def draw(data: Data, figure: "Figure") -> None:
+    """Throughput over accuracy: each seed thin, its anomalies marked, the mean thick."""
+    models = data["models"]
+    rows = -(-len(models) // _COLUMNS)
+    figure.set_size_inches(9, 3.6 * rows)
+    axes: Any = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
+    accuracies = np.array(data["accuracies"])
+    for ax, model in zip(axes, models, strict=False):
+        for index, row in enumerate(np.array(model["tokens_per_s"])):
+            ax.plot(accuracies, row, color="0.75", lw=0.7, label="one seed" if index == 0 else None)
+            fell = np.flatnonzero(np.diff(row) < 0)
+            ax.plot(
+                accuracies[fell + 1],
+                row[fell + 1],
+                "r.",
+                ms=5,
+                label="slower than less accurate" if index == 0 else None,
+            )
+        ax.plot(accuracies, model["mean"], color="tab:blue", lw=2, label="mean")
+        ax.axhline(model["lru"], color="k", ls="--", lw=0.8, label="no prefetch (lru)")
+        ax.axhline(model["random"], color="tab:orange", ls=":", lw=1, label="random guesses")
+        ax.set_title(f"{model['model']}, {model['workload']}, cache {model['cache']}", fontsize=9)
+        ax.set_xlabel("accuracy of the prediction")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("tokens/s")
+    legend(figure, axes)
+
+
+EXPERIMENT = Experiment(
+    name="anomalies",
+    title="Accuracy and throughput: nested errors, anomalies, waste",
+    measure=measure,
+    sheets=sheets,
+    draw=draw,
+)

@@ -1,0 +1,146 @@
+"""Figure 4: trajectory-based prediction, domain tables searched at every layer, and prediction at chosen layers.
+
+Trajectory is the same system with MoE-Infinity's predictor in the place of tables; MoE-Infinity itself, with its own
+eviction and queue, stands beside it. Table is DoMoE with a prediction at every layer, Table (T+M) the whole of it.
+"""
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis import bootstrap
+from analysis.bootstrap import hit_ratio, throughput_ratio
+from analysis.experiment import Data, Experiment, Setup
+from analysis.experiments.domoe_overall import verdict
+from analysis.pages.drawing import legend, panels
+from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent
+from analysis.published import domoe
+from analysis.runs import Design, run
+from analysis.workloads import MIXED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "trajectory": ("domoe", {"mode": "trajectory"}),
+    "table": ("domoe", {"mode": "table"}),
+    "table (T+M)": ("domoe", {}),
+    "moe-infinity": ("moe-infinity", {}),
+}
+STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over table": ("table (T+M)", "table")}
+
+
+def measure(setup: Setup) -> Data:
+    """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
+    bootstrap.check()
+    cells = []
+    for suite, software in product(setup.suites, setup.software):
+        workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]
+        cells.append((suite, workload, software))
+    designs = [
+        Design(setup.place(suite, suite.workloads[workload], software), policy, values)
+        for suite, workload, software in cells
+        for policy, values in STAGES.values()
+    ]
+    outcomes = iter(run(designs, setup.workers, "figure 4"))
+    measured = []
+    for index, (suite, workload, software) in enumerate(cells):
+        ran = {stage: next(outcomes) for stage in STAGES}
+        seed = setup.seed + index
+        measured.append(
+            {
+                "model": suite.model,
+                "workload": workload,
+                "software": Path(software).stem,
+                "runs": {stage: outcome.to_json() for stage, outcome in ran.items()},
+                "steps": {
+                    step: {
+                        "throughput": throughput_ratio(ran[one].shares, ran[other].shares, seed).to_json(),
+                        "hit ratio": hit_ratio(ran[one].shares, ran[other].shares, seed).to_json(),
+                    }
+                    for step, (one, other) in STEPS.items()
+                },
+            }
+        )
+    return {"cells": measured, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Each step's ratio, published and simulated, then the absolute numbers of both."""
+    rows = []
+    for cell, step in product(data["cells"], STEPS):
+        for metric in ("throughput", "hit ratio"):
+            ratio = cell["steps"][step][metric]
+            claims = domoe().claims("Figure 4", metric, cell["model"], step=step)
+            published = claims[0].text if claims else NOTHING
+            said = verdict(claims[0], ratio) if claims else NOTHING
+            rows.append([cell["model"], step, metric, cell["software"], published, interval(ratio), said])
+    absolute = [
+        [p.model, "published", p.at, number(p.tokens_per_s), *[NOTHING] * 6] for p in domoe().points("Figure 4")
+    ]
+    for cell in data["cells"]:
+        for stage, r in cell["runs"].items():
+            absolute.append(
+                [cell["model"], f"simulated, {cell['software']}", stage, number(r["tokens_per_s"]),
+                 percent(r["hit_ratio"]), percent(r["late_ratio"]), percent(r["miss_ratio"]),
+                 number(r["gib_per_token"]), number(r["predict_ms_per_token"]), number(r["tables_mib"], 0)]
+            )  # fmt: skip
+    return [
+        Sheet(
+            "Figure 4: steps of the ablation, mixed workload",
+            ["model", "step", "ratio of", "software", "published", "simulated", "so"],
+            rows,
+            (
+                "Intervals: 95 %, bootstrap over sequences, paired. So: the published number lies inside the simulated "
+                "interval, or is higher or lower.",
+            ),
+        ),
+        Sheet(
+            "Figure 4: absolute numbers",
+            [
+                "model",
+                "whose",
+                "stage",
+                "tokens/s",
+                "hit",
+                "late",
+                "miss",
+                "GiB/token",
+                "predict ms/token",
+                "tables MiB",
+            ],
+            absolute,
+        ),
+    ]
+
+
+def draw(data: Data, figure: "Figure") -> None:
+    """Tokens/s of the stages, a panel a model, published beside each software profile."""
+    models = list(dict.fromkeys(cell["model"] for cell in data["cells"]))
+    (axes,) = panels(figure, models, 3.2, 4)
+    for ax, model in zip(axes, models, strict=True):
+        bars: dict[str, list[float]] = {}
+        if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
+            bars["published"] = [points.get(stage, np.nan) for stage in STAGES]
+        for cell in data["cells"]:
+            if cell["model"] == model:
+                bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in STAGES]
+        width = 0.8 / len(bars)
+        for index, (name, heights) in enumerate(bars.items()):
+            colour = "0.3" if name == "published" else f"C{index - ('published' in bars)}"
+            ax.bar(np.arange(len(STAGES)) + index * width, heights, width, label=name, color=colour)
+        ax.set_xticks(np.arange(len(STAGES)) + 0.4 - width / 2, list(STAGES), fontsize=8)
+        ax.xaxis.grid(visible=False)
+    axes[0].set_ylabel("tokens/s")
+    legend(figure, axes)
+
+
+EXPERIMENT = Experiment(
+    name="domoe-ablation",
+    title="Figure 4: the ablation",
+    measure=measure,
+    sheets=sheets,
+    draw=draw,
+)

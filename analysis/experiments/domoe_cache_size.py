@@ -1,0 +1,120 @@
+"""Where DoMoE gains: its throughput over that of others, over the memory that experts have.
+
+The paper states no cache size. A plan does not depend on it, so this costs little more than one size does.
+"""
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis import bootstrap
+from analysis.bootstrap import throughput_ratio
+from analysis.experiment import Data, Experiment, Setup
+from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES
+from analysis.pages.drawing import legend, panels
+from analysis.pages.sheets import Sheet, interval, number, percent
+from analysis.published import ALL, domoe
+from analysis.runs import Design, Outcome, replayed_design, spread
+from analysis.workloads import MIXED
+from sim.run.terms import TooSmallError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NONE: dict[str, float | None] = {"value": None, "low": None, "high": None}
+CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
+RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fmoe, N": ("fmoe", {"entries": ENTRIES, **CHOICES[DOMOE][1]}),
+    "moe-infinity": ("moe-infinity", {}),
+    "lru, a layer": ("lru", {"scope": "layer"}),
+    "popularity, domain": ("popularity", {"by": "domain"}),
+    "clairvoyant": ("clairvoyant", {}),
+}
+
+
+def measure(setup: Setup) -> Data:
+    """DoMoE and others at every cache size, on each model's mixed workload (or the last one that it has)."""
+    bootstrap.check()
+    places = []
+    for suite, cache in product(setup.suites, CACHES):
+        workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]
+        place = setup.place(suite, suite.workloads[workload], cache=cache)
+        places.append((suite.model, workload, cache, place))
+    contestants = {DOMOE: ("domoe", CHOICES[DOMOE][0]), **RIVALS}
+    designs = [Design(place, *one) for _, _, _, place in places for one in contestants.values()]
+    outcomes = iter(spread(_tried, designs, setup.workers, "cache sizes"))
+    points = []
+    for index, (model, workload, cache, _) in enumerate(places):
+        ran = {name: outcome for name in contestants if (outcome := next(outcomes)) is not None}
+        if DOMOE not in ran:
+            continue
+        points.append(
+            {
+                "model": model,
+                "workload": workload,
+                "cache": cache,
+                "runs": {name: outcome.to_json() for name, outcome in ran.items()},
+                "over": {
+                    rival: throughput_ratio(ran[DOMOE].shares, ran[rival].shares, setup.seed + index).to_json()
+                    for rival in RIVALS
+                    if rival in ran
+                },
+            }
+        )
+    return {"points": points, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+
+
+def _tried(design: Design) -> Outcome | None:
+    """The outcome, or None where the cache is too small for the policy."""
+    try:
+        return replayed_design(design)
+    except TooSmallError:
+        return None
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Ratios of throughput by cache size, then DoMoE's own numbers beside the bound."""
+    rows = [
+        [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in RIVALS),
+         number(p["runs"][DOMOE]["tokens_per_s"]), percent(p["runs"][DOMOE]["hit_ratio"]),
+         number(min(p["runs"][DOMOE]["compute_bound"], p["runs"][DOMOE]["link_bound"] or np.inf))]
+        for p in data["points"]
+    ]  # fmt: skip
+    columns = ["model", "cache", *(f"over {rival}" for rival in RIVALS), "tokens/s", "hit", "bound, tokens/s"]
+    title = f"Simulated: DoMoE's throughput over that of others by cache size, {data['points'][0]['workload']}"
+    notes = (
+        "Software fast; 95 % intervals over sequences. Popularity, domain: the domain's most used experts are fetched "
+        "once and kept, told by the label; nothing is predicted for a token. Clairvoyant is a reference.",
+    )
+    return [Sheet(title, columns, rows, notes)]
+
+
+def draw(data: Data, figure: "Figure") -> None:
+    """Ratios over cache size, a panel a model; the published average over FMoE dashed."""
+    models = list(dict.fromkeys(p["model"] for p in data["points"]))
+    (axes,) = panels(figure, models, 3.4, 4, sharey=True)
+    (claim,) = domoe().claims("Table 2", "throughput", ALL, over="fmoe")
+    for ax, model in zip(axes, models, strict=True):
+        mine = [p for p in data["points"] if p["model"] == model]
+        cache = [float(p["cache"].rstrip("%")) for p in mine]
+        for index, rival in enumerate(name for name in RIVALS if name != "clairvoyant"):
+            over = [p["over"].get(rival, _NONE) for p in mine]
+            value, low, high = (np.array([ratio[k] for ratio in over], float) for k in ("value", "low", "high"))
+            ax.plot(cache, value, f"C{index}o-", ms=3, label=f"over {rival}")
+            ax.fill_between(cache, low, high, color=f"C{index}", alpha=0.2)
+        ax.axhline(1, color="k", lw=0.8)
+        if claim.low is not None:
+            ax.axhline(claim.low, color="k", ls="--", lw=0.8, label=f"published, over FMoE: {claim.text}")
+        ax.set_xlabel("cache, % of all experts")
+    axes[0].set_ylabel("DoMoE's tokens/s over another's")
+    legend(figure, axes)
+
+
+EXPERIMENT = Experiment(
+    name="domoe-cache-size",
+    title="Where DoMoE gains: over cache size",
+    measure=measure,
+    sheets=sheets,
+    draw=draw,
+)

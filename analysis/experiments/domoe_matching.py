@@ -1,0 +1,89 @@
+"""Which domain's table prompts are matched with: the confusion matrix, for both readings of the lost formula."""
+
+from itertools import product
+
+import numpy as np
+
+from analysis.experiment import Data, Experiment, Setup
+from analysis.pages.sheets import Sheet, percent
+from analysis.workloads import Suite, kept
+from ground.errors import InputError
+from sim.model.spec import resolve_model
+from sim.policies import Setting, make_policy
+from sim.policies.domoe import Domoe
+from sim.predictors.matching import confusion
+
+READINGS = ("A", "B")
+
+
+def measure(setup: Setup) -> Data:
+    """Best match and all tables consulted for the evaluation prompts of every domain. Raises InputError for none."""
+    models = [
+        _matched(suite, reading, setup.seed)
+        for suite, reading in product(setup.suites, READINGS)
+        if len(suite.domains) > 1 and all(kept(source.path).prefill_embeddings is not None for source in suite.sources)
+    ]
+    if not models:
+        raise InputError("matching prompts: no model has prefill embeddings of two domains")
+    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+
+
+def _matched(suite: Suite, reading: str, seed: int) -> Data:
+    traces = [kept(source.path) for source in suite.sources]
+    model = resolve_model(traces[0].meta["model"], traces[0].n_layers)
+    profile = [trace.select("profile") for trace in traces]
+    policy = make_policy("domoe", Setting(model, 0, profile, seed), {"reading": reading})
+    assert isinstance(policy, Domoe)
+    predictor = policy.predictor(traces[0].meta["embedding"]["prefill_layer"], traces[0].n_experts)
+    names = [table.domain for table in predictor.tables]
+    counts: dict[str, np.ndarray] = {}
+    for trace in traces:
+        for label, found in confusion(predictor.matching, names, trace.select("eval")).items():
+            counts[label] = counts.get(label, 0) + found
+    labels = sorted(counts)
+    prompts = sum(int(counts[label][0].sum()) for label in labels)
+    own = [names.index(label) for label in labels]
+    return {
+        "model": suite.model,
+        "reading": reading,
+        "tables": names,
+        "prompts": labels,
+        "best": [counts[label][0].tolist() for label in labels],
+        "consulted": [counts[label][1].tolist() for label in labels],
+        "right": round(sum(int(counts[label][0][i]) for label, i in zip(labels, own, strict=True)) / prompts, 4),
+        "right_consulted": round(
+            sum(int(counts[label][1][i]) for label, i in zip(labels, own, strict=True)) / prompts, 4
+        ),
+        "tables_a_prompt": round(sum(int(counts[label][1].sum()) for label in labels) / prompts, 3),
+    }
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """How often the own domain is found, then the matrices."""
+    rows = [
+        [m["model"], m["reading"], percent(m["right"]), percent(m["right_consulted"]), f"{m['tables_a_prompt']:.2f}"]
+        for m in data["models"]
+    ]
+    columns = ["model", "reading", "own domain is best", "own domain is consulted", "tables consulted, mean"]
+    notes = (
+        "Prompts of the evaluation split. Reading A of the matching formula, which the paper's text has lost: the mean "
+        "over the prompt's centres of the largest cosine with a prototype; B: the largest of all. Up to two tables are "
+        "consulted, the second only if it is close behind the first.",
+    )
+    result = [Sheet("Domain matching", columns, rows, notes)]
+    for m in data["models"]:
+        lines = [
+            [label, *(f"{best} ({asked})" for best, asked in zip(b, c, strict=True))]
+            for label, b, c in zip(m["prompts"], m["best"], m["consulted"], strict=True)
+        ]
+        title = f"{m['model']}, reading {m['reading']}: best match (consulted) by domain of the prompt"
+        result.append(Sheet(title, ["prompts of, down; table, across", *m["tables"]], lines))
+    return result
+
+
+EXPERIMENT = Experiment(
+    name="domoe-matching",
+    title="Domain matching: confusion over domains",
+    measure=measure,
+    sheets=sheets,
+)

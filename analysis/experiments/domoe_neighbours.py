@@ -1,0 +1,211 @@
+"""Figure 1: are the nearest recorded tokens of one's own domain nearer, and do they take the same experts?
+
+Every domain offers the same number of recorded tokens, so that a larger table is not mistaken for a better one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.experiment import Data, Experiment, Setup
+from analysis.pages.drawing import legend, panels
+from analysis.pages.sheets import Sheet, number, percent
+from analysis.published import domoe
+from analysis.runs import spread
+from analysis.workloads import Suite, kept
+from ground.errors import InputError
+from traces.statistics.recall import NEIGHBOURS, recall, vote
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Decode tokens of one domain at one level: embeddings (n, D) and the routes (n, K) of the layer that they meet."""
+
+    domain: str
+    embeddings: np.ndarray
+    routes: np.ndarray
+
+
+def nearest(keys: np.ndarray, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``count`` keys (n, D) most similar (cosine) to each query (m, D): similarities and indices (m, count).
+
+    Best first, ties to the smaller index; all keys if there are fewer. A zero vector is similar to nothing (0).
+    """
+    units = _units(keys)
+    count = min(count, len(keys))
+    similarity, index = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
+    for start in range(0, len(queries), _QUERIES):
+        part = slice(start, start + _QUERIES)
+        all_of_it = _units(queries[part]) @ units.T
+        index[part] = np.argsort(-all_of_it, axis=1, kind="stable")[:, :count]
+        similarity[part] = np.take_along_axis(all_of_it, index[part], axis=1)
+    return similarity, index
+
+
+def _units(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float32)
+    length = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
+    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+
+
+def agreement(table: Tokens, asking: Tokens, experts: int) -> Data:
+    """How near the table's tokens are to those that ask, and how well their routes fit.
+
+    ``cosine``: mean of the NEIGHBOURS most similar; ``same``: share of a token's experts that its nearest neighbour
+    took; ``voted``: share that a similarity-weighted vote of the NEIGHBOURS finds among as many.
+    """
+    similarity, index = nearest(table.embeddings, asking.embeddings, NEIGHBOURS)
+    return {
+        "cosine": float(similarity.mean()),
+        "same": recall(table.routes[index[:, 0]], asking.routes),
+        "voted": recall(vote(table.embeddings, table.routes, asking.embeddings, experts), asking.routes),
+    }
+
+
+def _at_level(job: tuple[Suite, int]) -> list[Data]:
+    """What every domain's table answers every domain's questions, at one level: router input of that routed layer."""
+    suite, level = job
+    tables, asking, experts = _tokens(suite, level)
+    return [
+        {"level": level, "table": table.domain, "asking": one.domain, **agreement(table, one, experts)}
+        for one in asking
+        for table in tables
+    ]
+
+
+def _tokens(suite: Suite, level: int) -> tuple[list[Tokens], list[Tokens], int]:
+    """Equal tables of all domains, those who ask, and the number of experts.
+
+    What is known before routed layer ``level`` has its route is the embedding at ``level``: the embedding layer's
+    output for the first, the router input of the layer before for all others.
+    """
+    whole = [kept(source.path) for source in suite.sources]
+    found: dict[str, dict[str, Tokens]] = {"profile": {}, "eval": {}}
+    for trace in whole:
+        if trace.embeddings is None:
+            continue
+        for domain in sorted(set(trace.domain.tolist())):
+            for split in found:
+                mine = ((trace.domain == domain) & (trace.split == split))[trace.sequence[trace.decode_rows]]
+                if mine.any():
+                    routes = trace.experts[trace.decode_rows[mine], level]
+                    found[split][domain] = Tokens(domain, trace.embeddings[mine, level], routes)
+    both = sorted(set(found["profile"]) & set(found["eval"]))
+    size = min((len(found["profile"][domain].routes) for domain in both), default=0)
+    tables = [
+        Tokens(domain, found["profile"][domain].embeddings[:size], found["profile"][domain].routes[:size])
+        for domain in both
+    ]
+    return tables, [found["eval"][domain] for domain in both], whole[0].n_experts
+
+
+def measure(setup: Setup) -> Data:
+    """In-domain against cross-domain neighbours of each model with several domains. Raises InputError if none has."""
+    models: list[Data] = []
+    for suite in setup.suites:
+        tables, asking, _ = _tokens(suite, 0)
+        if len(tables) < 2:
+            continue
+        layers = kept(suite.sources[0].path).n_layers
+        jobs = [(suite, level) for level in range(layers)]
+        answers = [a for one in spread(_at_level, jobs, setup.workers, f"neighbours, {suite.model}") for a in one]
+        domains = [table.domain for table in tables]
+        models.append(
+            {
+                "model": suite.model,
+                "domains": domains,
+                "entries": len(tables[0].routes),
+                "asked": {one.domain: len(one.routes) for one in asking},
+                "matrix": {k: _matrix(answers, domains, k) for k in ("cosine", "same", "voted")},
+                "by_layer": {k: _by_layer(answers, layers, k) for k in ("cosine", "same", "voted")},
+            }
+        )
+    if not models:
+        raise InputError("neighbours of other domains: no model has embeddings of two domains in both splits")
+    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+
+
+def _matrix(answers: Sequence[Data], domains: Sequence[str], what: str) -> list[list[float]]:
+    """Mean over levels, [who asks][whose table]."""
+    return [
+        [_mean([a[what] for a in answers if (a["asking"], a["table"]) == (one, other)]) for other in domains]
+        for one in domains
+    ]
+
+
+def _by_layer(answers: Sequence[Data], layers: int, what: str) -> dict[str, list[float]]:
+    """Mean over domains, a level, of one's own table and of those of others."""
+    return {
+        whose: [
+            _mean([a[what] for a in answers if a["level"] == level and (a["asking"] == a["table"]) == own])
+            for level in range(layers)
+        ]
+        for whose, own in (("own", True), ("other", False))
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+def _own_and_other(matrix: Sequence[Sequence[float]]) -> tuple[float, float]:
+    table = np.array(matrix)
+    own = np.eye(len(table), dtype=bool)
+    return float(table[own].mean()), float(table[~own].mean())
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """In-domain and cross-domain figures of each model, and the whole matrix of the vote."""
+    rows = []
+    for entry in data["models"]:
+        cells = [entry["model"], f"{len(entry['domains'])} x {entry['entries']:,}"]
+        for what, shown in (("cosine", number), ("same", percent), ("voted", percent)):
+            own, other = _own_and_other(entry["matrix"][what])
+            cells += [shown(own), shown(other), f"{own / other:.2f}"]
+        rows.append(cells)
+    columns = ["model", "tables", f"cosine of {NEIGHBOURS} nearest, own", "other", "ratio",
+               "nearest takes the same, own", "other", "ratio",
+               f"vote of {NEIGHBOURS} finds, own", "other", "ratio"]  # fmt: skip
+    notes = (
+        f"Published: {domoe().statements('Figure 1')[0].says}.",
+        "Simulated: every evaluation token asks equally large tables of profile tokens; means over layers and domains.",
+    )
+    result = [Sheet("Figure 1: neighbours of one's own domain and of another", columns, rows, notes)]
+    for entry in data["models"]:
+        matrix = entry["matrix"]["voted"]
+        lines = [[one, *map(percent, line)] for one, line in zip(entry["domains"], matrix, strict=True)]
+        title = f"{entry['model']}: experts that a vote of each domain's table finds"
+        result.append(Sheet(title, ["asking, down; table, across", *entry["domains"]], lines))
+    return result
+
+
+def draw(data: Data, figure: "Figure") -> None:
+    """Similarity and agreement by layer, own against other, a column a model."""
+    titles = [f"{entry['model']} (small, trained)" for entry in data["models"]]
+    axes = panels(figure, titles, 2.6, 6, rows=2, sharex="col", sharey="row")
+    for column, entry in enumerate(data["models"]):
+        for row, (what, label) in enumerate((("cosine", "cosine of 8 nearest"), ("voted", "experts found by vote"))):
+            ax = axes[row][column]
+            for whose, colour in (("own", "tab:blue"), ("other", "tab:orange")):
+                ax.plot(entry["by_layer"][what][whose], color=colour, label=f"{whose} domain")
+            ax.set_ylim(0, 1)
+            if column == 0:
+                ax.set_ylabel(label)
+        axes[1][column].set_xlabel("routed layer that is predicted")
+    legend(figure, axes.flat)
+
+
+EXPERIMENT = Experiment(
+    name="domoe-neighbours",
+    title="Figure 1: in-domain against cross-domain neighbours",
+    measure=measure,
+    sheets=sheets,
+    draw=draw,
+)

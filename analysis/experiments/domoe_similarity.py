@@ -1,0 +1,139 @@
+"""Figure 2: how alike a token's embeddings are at different layers."""
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.experiment import Data, Experiment, Setup
+from analysis.pages.sheets import Sheet, number
+from analysis.published import domoe
+from analysis.workloads import Suite, kept
+from ground.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROWS = 512  # decode rows at a time: bounds memory at _ROWS x (L + 1)^2 floats
+_APART = (2, 4, 8, 16, 31)
+
+
+def layer_cosines(embeddings: np.ndarray) -> np.ndarray:
+    """Mean cosine of a token's embeddings at each two levels, (L + 1, L + 1), from (Td, L + 1, D) integers.
+
+    Level 0 is the embedding layer's output, level ``1 + l`` routed layer ``l``'s router input. Rows where either vector
+    is zero are left out of that pair's mean; NaN where none is left.
+    """
+    levels = embeddings.shape[1]
+    total, count = np.zeros((levels, levels)), np.zeros((levels, levels))
+    for start in range(0, len(embeddings), _ROWS):
+        rows = embeddings[start : start + _ROWS].astype(np.float32)
+        length = np.sqrt(np.einsum("tld,tld->tl", rows, rows))
+        there = length > 0
+        units = rows / np.where(there, length, 1)[..., None]
+        total += np.einsum("tad,tbd->ab", units, units, optimize=True)
+        count += there.astype(float).T @ there.astype(float)
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def measure(setup: Setup) -> Data:
+    """The matrix of each model whose traces hold embeddings. Raises InputError if none does."""
+    models: list[Data] = []
+    for suite in setup.suites:
+        entry = _measured(suite)
+        if entry:
+            models.append(entry)
+    if not models:
+        raise InputError("no trace holds the array embeddings, whose similarity is asked for; capture one with them")
+    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+
+
+def _measured(suite: Suite) -> Data | None:
+    loaded = [kept(source.path) for source in suite.sources]
+    held = [trace for trace in loaded if trace.embeddings is not None]
+    if not held:
+        return None
+    matrix = layer_cosines(np.concatenate([trace.embeddings for trace in held if trace.embeddings is not None]))
+    about = held[0].meta.get("embedding", {})
+    record = _record(suite)
+    return {
+        "model": suite.model,
+        "rows": int(sum(len(trace.decode_rows) for trace in held)),
+        "stored_as": f"{about.get('dims', '?')} principal directions of {about.get('bits', '?')} bits",
+        "cosine": [[round(float(v), 4) for v in row] for row in matrix],
+        "adjacent_in_full": None if record is None else record["routing"]["adjacent_layer_cosine"],
+    }
+
+
+def _record(suite: Suite) -> Data | None:
+    """The capture's own statistics (``capture --statistics``), from whole embeddings, if there are any of this model.
+
+    They are looked for beside the traces and among the bundled ones, by the hash of the model's checkpoint.
+    """
+    checkpoint = kept(suite.sources[0].path).meta.get("captured", {}).get("checkpoint_sha256")
+    bundled = Path(str(resources.files("traces")))
+    for folder in (Path(suite.sources[0].path).parent, bundled, bundled / "records"):
+        for path in sorted(folder.glob("*_routing.json")):
+            record = json.loads(path.read_text("utf-8"))
+            if checkpoint and record.get("captured", {}).get("checkpoint_sha256") == checkpoint:
+                return dict(record)
+    return None
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Cosine by how far layers lie apart, of router inputs alone (levels from 1 on)."""
+    says = domoe().statements("Figure 2")[0]
+    rows: list[Sequence[str]] = [["published: Mixtral-8x7B, Phi-3.5-MoE", number(says.value), "", "> 0.99", *[""] * 5]]
+    for entry in data["models"]:
+        matrix = np.array(entry["cosine"])[1:, 1:]
+        far = [_mean(np.diagonal(matrix, d)) if d < len(matrix) else None for d in _APART]
+        rows.append([f"{entry['model']}, stored", *_adjacent(np.diagonal(matrix, 1)), *map(number, far)])
+        if entry["adjacent_in_full"] is not None:
+            whole = np.array(entry["adjacent_in_full"])
+            rows.append([f"{entry['model']}, in full", *_adjacent(whole), *[""] * len(_APART)])
+    stored = [f"{entry['model']}: {entry['stored_as']}" for entry in data["models"]]
+    notes = (
+        "Mean over decode tokens of the cosine of two layers' router inputs, that is after each layer's norm, as a "
+        "predictor reads them. The paper does not say whether its embeddings are taken before or after that norm; "
+        "before it, the residual stream that all layers add to keeps neighbours more alike. The first pair is apart: "
+        "the first router sees little but the token's own embedding.",
+        "Simulated are small trained models of the named topologies. Stored embeddings are projected "
+        f"({'; '.join(stored)}), which changes the cosine, of one model up and of another down; in full is what the "
+        "capture measured before projecting.",
+    )
+    columns = ["", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
+    return [Sheet("Figure 2: cosine of one token's embeddings at two layers", columns, rows, notes)]
+
+
+def _adjacent(pairs: np.ndarray) -> list[str]:
+    return [number(_mean(pairs)), number(float(np.nanmin(pairs))), number(float(np.nanmax(pairs)))]
+
+
+def _mean(values: np.ndarray) -> float | None:
+    there = values[np.isfinite(values)]
+    return float(there.mean()) if len(there) else None
+
+
+def draw(data: Data, figure: "Figure") -> None:
+    """One matrix a model."""
+    figure.set_size_inches(3.4 * len(data["models"]) + 1, 4.2)
+    axes: Any = figure.subplots(1, len(data["models"]), squeeze=False)[0]
+    image: Any = None
+    for ax, entry in zip(axes, data["models"], strict=True):
+        image = ax.imshow(np.array(entry["cosine"]), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
+        ax.set_title(f"{entry['model']}\n(small, trained)", fontsize=9)
+        ax.set_xlabel("level (0: embedding layer)")
+    axes[0].set_ylabel("level")
+    figure.colorbar(image, ax=list(axes), label="mean cosine of a token's embeddings", fraction=0.03)
+
+
+EXPERIMENT = Experiment(
+    name="domoe-similarity",
+    title="Figure 2: layer-to-layer similarity of embeddings",
+    measure=measure,
+    sheets=sheets,
+    draw=draw,
+)

@@ -1,0 +1,253 @@
+"""Routes that others published of real models, under every policy that needs no embeddings.
+
+They hold no embeddings, so DoMoE itself cannot run on them; its idea can be asked all the same. A routing table reduced
+to what these traces hold is a domain's popularity: the right domain's table, a wrong one's, one of all domains pooled.
+Beside them stands what costs nothing: the experts that the previous token took.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import bootstrap
+from analysis.bootstrap import Rate, ratio
+from analysis.experiment import Data, Experiment, Setup
+from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent
+from analysis.runs import Design, Outcome, Place, run, scene_at
+from analysis.workloads import Suite, kept, suites
+from ground.cache_folder import cache_folder
+from ground.errors import InputError
+from sim.policies import policy_classes
+from sim.run.scene import lacking
+from traces.arrays import read_arrays
+from traces.convert.kinds import convert_file
+from traces.trace import DECODE, Trace
+
+VARIABLE = "MOE_REPLAY_ROUTES"
+"""Environment variable that names a folder of published routes."""
+
+
+def measure(setup: Setup) -> Data:
+    """Every policy and the domain tables on every model's routes. Raises InputError if there are none."""
+    bootstrap.check()
+    found = suites([_as_trace(path) for path in _files(setup.traces)])
+    places = {
+        (suite.model, name): Place(
+            setup.place(suite, sources).traces, _profile(suite), setup.hardware, "fast", setup.cache, seed=setup.seed
+        )
+        for suite in found
+        for name, sources in suite.workloads.items()
+    }
+    designs = {key: _able(place) for key, place in places.items()}
+    flat = [design for able, _ in designs.values() for design in able]
+    outcomes = iter(run(flat, setup.workers, "published routes"))
+    replays: list[Data] = []
+    for (model, workload), (able, refused) in designs.items():
+        done = [next(outcomes) for _ in able]
+        replays.append({"model": model, "workload": workload, **_replayed(done), "refused": refused})
+    return {
+        "replays": replays,
+        "tables": [entry for suite in found if (entry := tables(suite, setup.seed))],
+        "made": setup.made([source for suite in found for source in suite.sources]),
+    }
+
+
+def _files(given: Sequence[str | Path] | None) -> list[Path]:
+    folders = [Path(path) for path in given] if given is not None else [Path(os.environ.get(VARIABLE, ""))]
+    if given is None and VARIABLE not in os.environ:
+        raise InputError(f"no published routes: name files or a folder with --traces, or in the variable {VARIABLE}")
+    files = [file for path in folders for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    if not files:
+        raise InputError(f"{', '.join(map(str, folders))}: no .npz files; expected published routes")
+    return files
+
+
+def _as_trace(path: Path) -> Path:
+    """A trace as it is; a record that ``traces convert`` reads, converted once and kept."""
+    if "meta" in read_arrays(path)[0]:
+        return path
+    folder = cache_folder("routes")
+    if folder is None:
+        raise InputError(f"{path}: is converted first, which needs the cache folder (MOE_REPLAY_CACHE)")
+    name = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    target = folder / name / path.name
+    if not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        trace = convert_file(path, target)
+        # Records of one model number their sequences alike; together they need names of their own.
+        names = np.array([f"{path.stem}:{one}" for one in trace.sequence_id.tolist()])
+        Trace(**{f: getattr(trace, f) for f in trace.__dataclass_fields__} | {"sequence_id": names}).save(target)
+    return target
+
+
+def _profile(suite: Suite) -> tuple[str, ...] | None:
+    """The files that have a profile split, to learn from."""
+    having = tuple(s.path for s in suite.sources if (kept(s.path).split == "profile").any())
+    return having or None
+
+
+def _able(place: Place) -> tuple[list[Design], list[Data]]:
+    """A design of every policy and variant that can run there, and why each other one cannot."""
+    here = scene_at(place)
+    able: list[Design] = []
+    refused: list[Data] = []
+    for name, kind in policy_classes().items():
+        reason = lacking(here, kind)
+        if reason:
+            # The path is the machine's own; what is lacking is what counts.
+            named = reason.replace(f"the trace {here.trace.source}", "the trace")
+            refused.append({"policy": name, "reason": named.replace(here.trace.source, "the trace")})
+            continue
+        able.append(Design(place, name))
+        able += [Design(place, name, _values(variant)) for variant in kind.variants]
+    return able, refused
+
+
+def _values(variant: str) -> dict[str, Any]:
+    return dict(pair.split("=", 1) for pair in variant.split(","))
+
+
+def _replayed(outcomes: Sequence[Outcome]) -> Data:
+    first = outcomes[0].report
+    ordered = sorted(outcomes, key=lambda outcome: -outcome.tokens_per_s)
+    bounds = next((o.report.bounds for o in outcomes if o.report.bounds["link_tokens_per_s"]), first.bounds)
+    return {
+        "sequences": len(outcomes[0].shares.tokens),
+        "tokens": first.decode.tokens,
+        "compute_bound": bounds["compute_tokens_per_s"],
+        "link_bound": bounds["link_tokens_per_s"],
+        "runs": [outcome.to_json() for outcome in ordered],
+    }
+
+
+def tables(suite: Suite, seed: int = 0) -> Data | None:
+    """Recall of the evaluation tokens' experts by popularity tables and by the previous token; None with one domain.
+
+    A table names the K experts of each layer that its profile rows took most. ``other`` is the mean over the tables of
+    all other domains. Intervals are over sequences.
+    """
+    whole = Trace.concat([kept(source.path) for source in suite.sources])
+    domains = sorted(
+        set(whole.domain[whole.split == "profile"].tolist()) & set(whole.domain[whole.split == "eval"].tolist())
+    )
+    if len(domains) < 2:
+        return None
+    counts = {domain: _counts(whole, domain) for domain in domains}
+    named = {domain: _top(count, whole.top_k) for domain, count in counts.items()}
+    pooled = _top(np.sum([*counts.values()], axis=0), whole.top_k)
+    rows = np.flatnonzero(
+        (whole.phase == DECODE) & (whole.row_split("eval")) & np.isin(whole.domain, domains)[whole.sequence]
+    )
+    domain_of = whole.domain[whole.sequence[rows]]
+    found = {"own": np.zeros(len(rows)), "other": np.zeros(len(rows)), "pooled": _found(whole, rows, pooled)}
+    for domain, table in named.items():
+        right = _found(whole, rows, table)
+        found["own"] += np.where(domain_of == domain, right, 0)
+        found["other"] += np.where(domain_of != domain, right, 0) / (len(domains) - 1)
+    found["previous token"] = _by_previous(whole, rows)
+    used = (whole.experts[rows] >= 0).sum(axis=(1, 2))
+    rate = {name: _per_sequence(whole, rows, hits, used) for name, hits in found.items()}
+    return {
+        "model": suite.model,
+        "domains": len(domains),
+        "tokens": len(rows),
+        "chance": round(whole.top_k / whole.n_experts, 4),
+        "recall": {name: round(float(above.sum() / below.sum()), 4) for name, (above, below) in rate.items()},
+        "own_over": {
+            name: ratio(rate["own"], rate[name], seed).to_json() for name in ("other", "pooled", "previous token")
+        },
+    }
+
+
+def _counts(trace: Trace, domain: str) -> np.ndarray:
+    """(L, E) how often the domain's profile rows of decode took each expert."""
+    mine = ((trace.domain == domain) & (trace.split == "profile"))[trace.sequence] & (trace.phase == DECODE)
+    ids = trace.experts[mine]
+    return np.stack([np.bincount(one[one >= 0], minlength=trace.n_experts) for one in np.moveaxis(ids, 1, 0)])
+
+
+def _top(counts: np.ndarray, k: int) -> np.ndarray:
+    """(L, E) bool: the k most counted of each layer, smaller numbers first among equals."""
+    chosen = np.zeros(counts.shape, bool)
+    np.put_along_axis(chosen, np.argsort(-counts, axis=1, kind="stable")[:, :k], True, axis=1)
+    return chosen
+
+
+def _found(trace: Trace, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(rows,) how many of each row's activations are in the table (L, E)."""
+    ids = trace.experts[rows]
+    layer = np.arange(trace.n_layers)[:, None]
+    return (table[layer, ids] & (ids >= 0)).sum(axis=(1, 2)).astype(float)
+
+
+def _by_previous(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """(rows,) how many of each row's activations the row before of its sequence took too."""
+    before = np.maximum(rows - 1, 0)
+    there = (rows > 0) & (trace.sequence[before] == trace.sequence[rows])
+    right = np.zeros(len(rows))
+    for start in range(0, len(rows), 4096):
+        part = slice(start, start + 4096)
+        now, then = trace.experts[rows[part]], trace.experts[before[part]]
+        same = ((now[..., None] == then[:, :, None]).any(axis=3) & (now >= 0)).sum(axis=(1, 2))
+        right[part] = np.where(there[part], same, 0)
+    return right
+
+
+def _per_sequence(trace: Trace, rows: np.ndarray, hits: np.ndarray, used: np.ndarray) -> Rate:
+    """Hits and activations of each sequence that has rows."""
+    _, whose = np.unique(trace.sequence[rows], return_inverse=True)
+    return np.bincount(whose, weights=hits), np.bincount(whose, weights=used)
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Domain tables first, then every policy on every trace."""
+    rows = []
+    for entry in data["tables"]:
+        recall, over = entry["recall"], entry["own_over"]
+        rows.append(
+            [entry["model"], str(entry["domains"]), f"{entry['tokens']:,}", percent(entry["chance"]),
+             *(percent(recall[name]) for name in ("own", "pooled", "other", "previous token")),
+             *(interval(over[name]) for name in ("other", "pooled", "previous token"))]
+        )  # fmt: skip
+    columns = ["model", "domains", "tokens", "chance", "own table", "pooled", "another's", "previous token",
+               "own / another's", "own / pooled", "own / previous token"]  # fmt: skip
+    notes = (
+        "Recall of evaluation tokens' experts by the K most popular of a domain's profile tokens; intervals (95 %) "
+        "over sequences. Below 1 in the last column: the previous token's experts, which need no table, are better.",
+    )
+    result = [Sheet("Domain tables on published routes of real models", columns, rows, notes)]
+    return result + [_replay_sheet(entry) for entry in data["replays"]]
+
+
+_REFERENCES = "all-in-gpu, clairvoyant and oracle are references: they ignore the cache's size or know the future."
+
+
+def _replay_sheet(entry: Data) -> Sheet:
+    rows = [
+        [_name(r), number(r["tokens_per_s"]), percent(r["hit_ratio"]), percent(r["late_ratio"]),
+         percent(r["miss_ratio"]), number(r["gib_per_token"]), percent(r["wasted"]), number(r["predict_ms_per_token"]),
+         percent(r["efficiency"])]
+        for r in entry["runs"]
+    ]  # fmt: skip
+    bounds = f"Bounds: compute {number(entry['compute_bound'])} tokens/s, link {number(entry['link_bound'])} tokens/s."
+    refused = [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
+    columns = ["policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
+    title = f"{entry['model']}, {entry['workload']}: {entry['sequences']} sequences, {entry['tokens']:,} tokens"
+    return Sheet(title, columns, rows, (bounds, _REFERENCES, *refused), detail=True)
+
+
+def _name(entry: Data) -> str:
+    given = ", ".join(f"{key}={value}" for key, value in entry["set"].items())
+    return entry["policy"] + (f" ({given})" if given else "") or NOTHING
+
+
+EXPERIMENT = Experiment(
+    name="real-routes",
+    title="Published routes of real models",
+    measure=measure,
+    sheets=sheets,
+)

@@ -1,0 +1,56 @@
+"""Tables as data, shown alike in a terminal and in Markdown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from ground.tables import Parts
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table: cells are text as shown; ``notes`` stand below it. A ``detail`` is left out of a page of many."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default_factory=tuple)
+    detail: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table and its notes."""
+        yield Parts(self.title, self.columns, self.rows)
+        for note in self.notes:
+            yield Text(note, style="dim")
+
+    def markdown(self) -> str:
+        """The table in Markdown, under its title."""
+        marks = ["---"] + ["--:"] * (len(self.columns) - 1)
+        lines = [self.columns, marks, *self.rows]
+        table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+        notes = "".join(f"\n{note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n{table}{notes}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number, or a dash for what there is not."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return NOTHING if value is None else f"{100 * value:.{digits}f} %"
+
+
+def interval(ratio: Mapping[str, Any]) -> str:
+    """A ratio with its interval: ``1.04 [1.02, 1.06]``."""
+    if ratio["value"] is None:
+        return NOTHING
+    if ratio["low"] is None:
+        return f"{ratio['value']:.3f}"
+    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"

@@ -1,0 +1,126 @@
+"""What experiments gave, as JSON, in a terminal and in Markdown."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from analysis.experiment import Data, Experiment
+from analysis.pages.sheets import Sheet
+from ground import output
+from ground.errors import InputError
+from ground.files import atomic_path
+from sim.run.scene import bundled_traces
+
+
+def read(path: Path, experiment: Experiment) -> Data:
+    """The data of ``experiment`` that was written to ``path``. Raises InputError for anything else, or if damaged."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    have = data.get("experiment") if isinstance(data, dict) else None
+    if have != experiment.name:
+        raise InputError(f"{path}: holds {have!r}; expected the data of {experiment.name}, as --json writes it")
+    with read_from(path, experiment):
+        markdown(experiment, data)
+    return dict(data)
+
+
+@contextmanager
+def read_from(path: Path | None, experiment: Experiment) -> Iterator[None]:
+    """Around showing data of the file ``path`` (None: measured now): what cannot be shown is damaged or of old.
+
+    Nothing but its tables and its figure knows what the data of an experiment must hold. Raises InputError.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if path is None or isinstance(error, InputError):
+            raise
+        what = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise InputError(
+            f"{path}: not the data of {experiment.name} as this version writes it ({what}); measure it again"
+        ) from None
+
+
+def text(experiment: Experiment, data: Data) -> str:
+    """The data as a JSON text, an entry of a list a line."""
+    whole = {"experiment": experiment.name} | data
+    lines = ",\n".join(f"{_compact(key)}: {_listed(value)}" for key, value in whole.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def write_data(target: str | None, experiment: Experiment, data: Data) -> None:
+    """The data to a file or, for ``-``, to standard output."""
+    if target == "-":
+        print(text(experiment, data), end="")
+    elif target is not None:
+        write_text(Path(target), text(experiment, data))
+
+
+def write_text(path: Path, content: str) -> None:
+    """A file of this text, whole or not at all."""
+    with atomic_path(path) as part:
+        part.write_text(content, "utf-8")
+
+
+def markdown(experiment: Experiment, data: Data) -> str:
+    """The tables of an experiment in Markdown, under their heading."""
+    return f"## {experiment.title}\n\n{_sheets(experiment.sheets(data))}\n{_made(data)}\n"
+
+
+def block(experiment: Experiment, data: Data, name: str) -> str:
+    """The tables of an experiment for a page of many, without details; ``name`` is the file of its data beside it."""
+    sheets = experiment.sheets(data)
+    more = [sheet.title for sheet in sheets if sheet.detail]
+    rest = f" More tables of it: `python -m analysis table {experiment.name} --data {name}`." if more else ""
+    shown = _sheets([sheet for sheet in sheets if not sheet.detail])
+    return f"{shown}\n{_made(data)} Data: [{name}]({name}).{rest}\n"
+
+
+def _sheets(sheets: Sequence[Sheet]) -> str:
+    return "\n".join(sheet.markdown() for sheet in sheets)
+
+
+def _made(data: Data) -> str:
+    """Where the data comes from, in sentences."""
+    made = data["made"]
+    by_model: dict[str, list[str]] = {}
+    for source in made["traces"]:
+        trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
+        by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
+    traces = "; ".join(f"{model}: {', '.join(files)}" for model, files in by_model.items())
+    others = {source["model"] for source in made["traces"] if source["sha256"] not in _bundled()}
+    apart = f" Those of {', '.join(sorted(others))} are captures that are not bundled." if others else ""
+    return (
+        f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}. "
+        f"Traces of {traces}.{apart}"
+    )
+
+
+@cache
+def _bundled() -> frozenset[str]:
+    """Hashes of the traces that come with the project."""
+    return frozenset(hashlib.sha256(path.read_bytes()).hexdigest() for path in bundled_traces())
+
+
+def show(experiment: Experiment, data: Data, json_target: str | None) -> None:
+    """The tables on standard output, unless JSON goes there."""
+    output.show(Group(*experiment.sheets(data), Text(_made(data), style="dim")), json_target)

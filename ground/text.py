@@ -1,0 +1,47 @@
+"""Text that others wrote, made fit to be kept and shown."""
+
+import re
+
+from rich.text import Text
+
+from ground.errors import InputError
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+
+
+def printable(text: object) -> str:
+    r"""``str(text)`` with every control character, lone surrogate and unusual space as an escape such as ``\x1b``.
+
+    What a file says must not move a terminal's cursor, change its colours or break a table's lines.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def first_words(text: object, most: int = 200) -> str:
+    """``str(text)`` on one line of at most ``most`` characters: only whole words are left out, and dots say so."""
+    line = " ".join(str(text).split())
+    if len(line) <= most:
+        return line
+    kept, space, _ = line[: most - 3].rpartition(" ")
+    return f"{kept if space else line[: most - 4]} ..."
+
+
+def amount(size: int) -> str:
+    """Bytes in the largest unit of which there is one at least: ``84.00 GiB``, ``1 B``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} B"
+
+
+def as_is(text: object) -> Text:
+    """Printable text that rich shows as it is: names may hold brackets."""
+    return Text(printable(text))
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise InputError, saying ``where``, if a name is empty or holds a control character or a lone surrogate."""
+    if not name:
+        raise InputError(f"{where}: empty, expected a text")
+    if odd := _CONTROL.search(name):
+        raise InputError(f"{where}: {name!r:.60} holds {odd[0]!r}, expected text without control characters")

@@ -1,0 +1,210 @@
+"""An FFN against its rows, as a run computes it: routed experts from their slots, shared ones launched one kernel after
+the other, those of dense layers within a CUDA graph.
+
+Routed experts that serve one row each are computed together, so their time is that of a token's ``k`` at once over k.
+Those of more rows, a prompt's, follow one another. A run launches either once it has seen the route, so launching is
+part of their time, as far as kernels do not hide it. Experts that are waited for are launched meanwhile, and shared
+ones while the layer before them computes: theirs is the device's time alone. The former are timed after a rest each,
+since a device that was idle is slower to begin.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+from ground.errors import InputError
+from realrun.device.machine import Key, Machine, Timing, Work
+from realrun.engine.experts import AT_ONCE, Experts, Rows
+from realrun.engine.loop import undisturbed
+from sim.model.spec import ModelSpec
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COPY_SECONDS = 1.5e-4
+"""For which the device rests before an expert that is waited for: a copy of 9 MB over PCIe 5 x16."""
+
+Use = Literal["routed", "shared", "dense"]
+
+
+@dataclass(frozen=True, order=True)
+class Ffn:
+    """Dimensions of one FFN in bf16: ``matrices`` of ``hidden x width``, 3 with a gate, 2 without."""
+
+    hidden: int
+    width: int
+    matrices: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights."""
+        return self.hidden * self.width * self.matrices
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return 2 * self.parameters
+
+
+@dataclass(frozen=True)
+class Used:
+    """What an FFN is used for first, routed before shared before dense, and by which model."""
+
+    ffn: Ffn
+    use: Use
+    model: ModelSpec
+
+
+def ffns(models: Iterable[ModelSpec]) -> list[Used]:
+    """The distinct FFNs of ``models``. Routed experts that are not stored in bf16 are left out."""
+    models, found = list(models), dict[Ffn, Used]()
+    uses: tuple[tuple[Use, str], ...] = (("routed", "expert_ffn"), ("shared", "shared_ffn"), ("dense", "dense_ffn"))
+    for use, width in uses:
+        for model in models:
+            ffn = Ffn(model.hidden, getattr(model, width), model.expert_matrices)
+            bf16 = set(model.expert_bytes) == {ffn.bytes} if use == "routed" else model.weight_bytes == 2
+            if ffn.width and bf16:
+                found.setdefault(ffn, Used(ffn, use, model))
+    return sorted(found.values(), key=lambda used: used.ffn)
+
+
+@dataclass(frozen=True)
+class FfnTimes:
+    """Of one FFN by rows: what is charged, the same where a routed expert of several rows is waited for, and what else
+    was timed, by name, for a person.
+    """
+
+    charged: dict[int, Timing]
+    waited: dict[int, Timing]
+    others: dict[str, dict[int, Timing]]
+
+
+def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROWS) -> dict[Ffn, FfnTimes]:
+    """Time of each FFN over each number of rows, weights not in any cache of the device.
+
+    For comparison, at the first of ``rows``, the same as plain products, and a routed expert alone.
+    """
+    runs: dict[tuple[Ffn, str, int], Runs] = {}
+    hidden: dict[tuple[Ffn, str, int], Runs] = {}
+    for used in useds:
+        for count, charged in ffn_runs(machine, used, rows).items():
+            (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
+            if used.use == "shared":
+                runs[used.ffn, "launched", count] = charged
+        if used.use == "routed":
+            waited = routed_runs(machine, used.model, [count for count in rows if count > 1], together=1)
+            hidden |= {(used.ffn, "waited", count): each for count, each in waited.items()}
+        for name, compared in _compared(machine, used, rows[:1]).items():
+            runs |= {(used.ffn, name, count): each for count, each in compared.items()}
+    found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
+    resting = {key: each for key, each in hidden.items() if key[1] == "waited"}
+    hidden = {key: each for key, each in hidden.items() if key[1] != "waited"}
+    with undisturbed():
+        times = _times(machine, runs) | _times(machine, hidden, asleep=True)
+        times |= _times(machine, resting, asleep=True, rest=COPY_SECONDS)
+    for (ffn, name, count), taken in times.items():
+        found.setdefault(ffn, {}).setdefault(name, {})[count] = taken
+    return {ffn: FfnTimes(ways.pop("charged"), ways.pop("waited", {}), ways) for ffn, ways in found.items()}
+
+
+def _compared(machine: Machine, used: Used, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
+    compared = {name: plain_runs(machine, used.ffn, graph, rows) for name, graph in (("eager", False), ("graph", True))}
+    if used.use == "routed":
+        compared["one_alone"] = routed_runs(machine, used.model, rows, together=1)
+    return compared
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What is to be timed of one FFN at one size: ``work``, each of which computes ``parts`` of them."""
+
+    work: Work
+    parts: int = 1
+
+
+def ffn_runs(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+    """One FFN over each number of rows, weights not in any cache of the device."""
+    if used.use == "routed":
+        return routed_runs(machine, used.model, rows)
+    return plain_runs(machine, used.ffn, used.use == "dense", rows)
+
+
+def routed_runs(
+    machine: Machine, model: ModelSpec, rows: Iterable[int], together: int | None = None
+) -> dict[int, Runs]:
+    """Routed experts of ``model``: ``together`` of them, by default k at one row, and as many as a run launches without
+    a look at the link at more.
+    """
+    size, most = 2 * model.expert_parameters, together or max(model.top_k, AT_ONCE)
+    count = max(most, machine.copies(size))
+    slots = _slots(machine, count, size)
+    experts = Experts(model, cast(Any, SimpleNamespace(bytes=slots, n_slots=count)))
+    runs = {}
+    for each in rows:
+        group = together or (model.top_k if each == 1 else AT_ONCE)
+        states = machine.random(each, model.hidden, scale=1.0)
+        outputs = machine.random(group * each + 1, model.hidden)
+        work = [_routed(machine, experts, states, outputs, list(range(first, first + group)), each)
+                for first in range(0, count - group + 1, group)]  # fmt: skip
+        runs[each] = Runs(work, group)
+    return runs
+
+
+def _times(machine: Machine, runs: Mapping[Key, Runs], **how: Any) -> dict[Key, Timing]:
+    """Time of one FFN of each of ``runs``; ``how`` is as for ``Machine.times``."""
+    times = machine.times({key: each.work for key, each in runs.items()}, **how)
+    return {key: taken.over(runs[key].parts) for key, taken in times.items()}
+
+
+def _slots(machine: Machine, count: int, size: int) -> Any:
+    try:
+        return machine.random(count, size // 2).view(machine.torch.uint8)
+    except RuntimeError as failed:
+        raise InputError(f"{count} experts of {size:,} bytes do not fit on the device: {failed}") from None
+
+
+def _routed(
+    machine: Machine, experts: Experts, states: Any, outputs: Any, slots: list[int], rows: int
+) -> Callable[[], None]:
+    """The experts in ``slots``, each of which serves all rows."""
+    pairs = [(rows * i, rows * (i + 1)) for i in range(len(slots))]
+    rows_of = [*range(rows)] * len(slots)
+    take = Rows(rows_of, None if rows == 1 else machine.torch.tensor(rows_of, device=machine.device))
+    return lambda: experts.launch(states, outputs, slots, pairs, take)
+
+
+def plain_runs(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+    """One FFN as two or three products, launched from Python or as a CUDA graph."""
+    experts = [_weights(machine, ffn) for _ in range(min(16, machine.copies(ffn.bytes)))]
+    runs = {}
+    for count in rows:
+        tokens = machine.random(count, ffn.hidden, scale=1.0)
+        work = [plain_ffn(machine, tokens, *weights) for weights in experts]
+        runs[count] = Runs([machine.graph(one) for one in work] if graph else work)
+    return runs
+
+
+def _weights(machine: Machine, ffn: Ffn) -> tuple[Any, Any]:
+    return machine.random((ffn.matrices - 1) * ffn.width, ffn.hidden), machine.random(ffn.hidden, ffn.width)
+
+
+def weights_of(numbers: Any, ffn: Ffn) -> tuple[Any, Any]:
+    """The matrices of an FFN in a row of bf16 numbers: gate and up (or up alone) in one, then down."""
+    first = ffn.hidden * ffn.width * (ffn.matrices - 1)
+    return numbers[:first].view(-1, ffn.hidden), numbers[first:].view(ffn.hidden, ffn.width)
+
+
+def plain_ffn(machine: Machine, tokens: Any, into: Any, out: Any) -> Callable[[], Any]:
+    """An FFN on ``tokens`` as products, gated where ``into`` is twice as wide as ``out`` takes."""
+    functional = machine.torch.nn.functional
+    gated = into.shape[0] > out.shape[1]
+
+    def run() -> Any:
+        inner = functional.linear(tokens, into)
+        if gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = functional.silu(gate) * up
+        else:
+            inner = functional.relu(inner)
+        return functional.linear(inner, out)
+
+    return run

@@ -1,0 +1,124 @@
+"""What a prediction on the GPU costs a run: from the launch until the host has seen the answer.
+
+What is launched is what a run launches (`realrun.engine.predicting.Predictions`), and the host looks for the answer as a run
+does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still while
+copies to the device go on. The device is idle before each, as it is once a route is known, and has read so much else
+that no table is found in its cache, as experts do it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from realrun.calibrate.copies import Traffic
+from realrun.device.devices import Device, Event, open_device
+from realrun.device.machine import L2_BYTES, Key, Machine, Timing, bursts
+from realrun.engine.loop import undisturbed
+from realrun.engine.predicting import Predictions
+from sim.machine.hardware import Hardware
+from sim.machine.prediction_costs import Software
+
+Shape = tuple[int, ...]
+"""Of a table or of a net."""
+
+Begin = Callable[[], Event]
+"""Launches something whose end is the event, with the answer in host memory."""
+
+LEAD_IN = 2
+"""Trips of each burst that do not count."""
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Times of trips, by tables (entries, dimensions) and by nets (input, hidden layer, output)."""
+
+    searches: dict[Shape, Timing]
+    nets: dict[Shape, Timing]
+
+
+def trips(
+    machine: Machine, hardware: Hardware, tables: Iterable[tuple[int, int]], nets: Iterable[tuple[int, int, int]]
+) -> tuple[Trips, Trips]:
+    """Of searches and of nets on one row, with the link idle and with the link busy."""
+    tables, nets = tuple(tables), tuple(nets)
+    with open_device(str(machine.device)) as device, device.running(), undisturbed():
+        begins: dict[Any, Begin] = {**_searches(device, hardware, tables)}
+        begins |= {net: _net(machine, device, *net) for net in nets}
+        taken = _times(machine, device, begins)
+    idle, busy = (
+        Trips({size: taken[size, link] for size in tables}, {net: taken[net, link] for net in nets})
+        for link in (False, True)
+    )
+    return idle, busy
+
+
+def _searches(device: Device, hardware: Hardware, tables: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Begin]:
+    """The start of each search, by predictions that take an entry a nanosecond, so that these say how many to read."""
+    found: dict[tuple[int, int], Begin] = {}
+    by_dims: dict[int, list[int]] = {}
+    for entries, dims in tables:
+        by_dims.setdefault(dims, []).append(entries)
+    for dims, sizes in by_dims.items():
+        predictions = Predictions(device, entry_a_nanosecond(dims), hardware, dims)
+        predictions.prepare(sizes)
+        found |= {(entries, dims): partial(predictions.begin, entries, critical=True) for entries in sizes}
+    return found
+
+
+def entry_a_nanosecond(dims: int) -> Software:
+    """Predictors whose search of tables of ``dims`` numbers takes a nanosecond for each entry and nothing else."""
+    nothing = {"search_us": 0, "iteration_us": 0, "network_us": 0}
+    return Software.model_validate(
+        {"name": "an entry a nanosecond", "where": "gpu", "element_bytes": 2, "gbps": 2 * dims, **nothing}
+    )
+
+
+def _net(machine: Machine, device: Device, inner: int, hidden: int, out: int) -> Begin:
+    """The start of a two-layer net on one row, a CUDA graph as a fixed shape allows."""
+    torch, compute = machine.torch, device.compute
+    row, first, second = machine.random(1, inner), machine.random(hidden, inner), machine.random(out, hidden)
+    result, answer = machine.random(1, out), machine.host(2 * out, True).view(torch.bfloat16)[None]
+
+    def forward() -> None:
+        linear = torch.nn.functional.linear
+        result.copy_(linear(torch.relu(linear(row, first)), second))
+
+    ready = device.graph(forward)
+
+    def begin() -> Event:
+        compute.launch(ready)
+        compute.launch(answer.copy_, result, True)
+        return compute.record()
+
+    return begin
+
+
+def _times(machine: Machine, device: Device, begins: Mapping[Key, Begin]) -> dict[tuple[Key, bool], Timing]:
+    """Of each trip, and of each with the link kept busy, in bursts."""
+    torch = machine.torch
+    cache, size = (L2_BYTES, 32 * 2**20) if machine.cuda else (2**16, 2**16)
+    others, ones = machine.random(cache // 2 // 4096, 4096), machine.random(4096)
+    read = partial(torch.mv, others, ones, out=torch.mv(others, ones))
+    traffic = Traffic(machine, device, size)
+    samples: dict[tuple[Key, bool], list[float]] = {(key, busy): [] for busy in (False, True) for key in begins}
+    for runs in bursts(machine.repeats):
+        for (key, busy), found in samples.items():
+            for run in range(LEAD_IN + runs):
+                device.compute.launch(read)
+                _await(device, device.compute.record())
+                if busy:
+                    traffic.keep()
+                begun = time.perf_counter_ns()
+                _await(device, begins[key]())
+                if run >= LEAD_IN:
+                    found.append(time.perf_counter_ns() - begun)
+        device.synchronize()  # the link is idle again
+    return {key: Timing.of(found) for key, found in samples.items()}
+
+
+def _await(device: Device, event: Event) -> None:
+    """Look again and again, as a run does."""
+    while not event.query():
+        device.breathe()

@@ -1,0 +1,225 @@
+"""The copying stream as the simulator's link: the same queue and the same order of service, with real copies.
+
+``sim.run.link.Link`` decides what moves next, who gives way and who is given up; here a stretch on the link is copies on
+the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next one too:
+prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the next chunk
+boundary. Small experts go whole: to hand a copy over takes the host 10 to 15 us, and the link 60 us to move 3 MiB.
+Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits for the
+host.
+
+Nothing here blocks. Whoever waits calls ``poll`` again and again, which finds what has landed and hands over more.
+"""
+
+import time
+from collections import deque
+from typing import Any
+
+from realrun.device.devices import Device, Event
+from realrun.device.host_store import HostStore
+from realrun.device.slots import DeviceCache
+from sim.log import Counters
+from sim.plan import Discipline
+from sim.run.clock import Clock
+from sim.run.link import Link, Transfer
+
+PIECE_BYTES = 8 * 2**20
+"""A prefetch's piece at most: about 150 us on PCIe 5 x16."""
+SMALL_BYTES = 12 * 2**20
+"""An expert up to this size goes whole: the host has layers to launch as well."""
+PIECES_AHEAD = 2
+"""Pieces of prefetches that are handed over before the first of them has arrived."""
+LONG_BYTES = 64 * 2**20
+"""What is longer and goes before prefetches ends in a copy of its own: so the host knows a little before it is over."""
+
+
+def chunks_of(size: int, chunks: int) -> int:
+    """After how many parts of an expert of ``size`` bytes, of ``chunks`` that are asked for, a demand can overtake."""
+    return 1 if size <= SMALL_BYTES else chunks
+
+
+class CopyLink(Link):
+    """The link of one run.
+
+    Args:
+        clock: tells the time to an observer.
+        cache: slots; ``allot`` is asked when a transfer starts.
+        store: where experts are copied from.
+        device: who copies.
+        chunks, discipline, counters: as in ``sim.run.link.Link``.
+        stamped: copy each expert's stamp after its bytes.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cache: DeviceCache,
+        store: HostStore,
+        device: Device,
+        chunks: int,
+        discipline: Discipline,
+        counters: Counters,
+        stamped: bool = False,
+    ) -> None:
+        # A transfer's body is counted in bytes here, not in nanoseconds.
+        super().__init__(clock, cache, cache.size.__getitem__, 0, chunks, discipline, counters)
+        self.slots = cache
+        self._store, self._device, self._stamped = store, device, stamped
+        self._flying: deque[tuple[Event, int, Transfer | None]] = deque()
+        self._handed = 0  # bytes handed over and not known to have arrived
+        self._stretches = 0
+        self._busy_since = 0
+        self._busy_ns = 0
+        self._idle_events: list[Event] = []
+        whole = store.size <= SMALL_BYTES
+        self._piece = store.size if whole else min(PIECE_BYTES, max(1, store.size // chunks))
+        self._ahead = PIECES_AHEAD * self._piece
+
+    def demand(self, expert: int) -> Transfer:
+        """As in ``sim.run.link.Link``; a transfer that has been handed over whole needs no place in the queue."""
+        transfer = self.transfers.get(expert)
+        if transfer is not None and transfer.moved == transfer.body:
+            transfer.demand = transfer.needed = True
+            return transfer
+        return super().demand(expert)
+
+    def keep(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Make the requests for what is there or under way, which keeps it, and return the others."""
+        state, transfers, passed = self.cache.state, self.transfers, self.passed
+        kept: list[tuple[int, int, int]] = []
+        others: list[tuple[int, int, int]] = []
+        for request in requests:
+            transfer = transfers.get(request[0])
+            under_way = transfer is not None and not self._out_of_date(transfer, passed + 1)
+            (kept if under_way or state[request[0]] else others).append(request)
+        self.request_all(kept)
+        return others
+
+    def kick(self, some: bool = False) -> None:
+        """Let demands overtake and hand over what may move; called after every change that the engine makes.
+
+        With ``some``, only what keeps the link busy for the moment, and no prefetch while anything is under way: the
+        engine has something to launch first.
+        """
+        self.poll(follow=False)  # what has arrived meanwhile makes room for more
+        if some and self._suffices():
+            return
+        running = self._running
+        if running is not None and (running.demand or self._demands):
+            overtaken = not running.demand and self.discipline == "preemptive"
+            end = self._boundary(running) if overtaken else running.body
+            if end > running.moved:
+                self._hand_over(running, end)
+            if self._running is running:
+                self._running, self._paused = None, running
+        self._advance(some)
+
+    def poll(self, follow: bool = True, some: bool = False) -> bool:
+        """See what has arrived, and let more follow unless told not to, ``some`` as for ``kick``; whether any has."""
+        arrived = False
+        while self._flying and self._flying[0][0].query():
+            event, size, transfer = self._flying.popleft()
+            self._handed -= size
+            arrived = True
+            if transfer is None:
+                self._idle_events.append(event)
+            else:
+                self._land(transfer)
+        if arrived:
+            if not self._flying:
+                self._busy_ns += time.perf_counter_ns() - self._busy_since
+            if follow and not (some and self._suffices()):
+                self._advance(some)
+        return arrived
+
+    def _suffices(self) -> bool:
+        """Whether what is under way will do for the moment: nobody waits for anything else."""
+        return bool(self._flying) and not self._demands
+
+    def busy_ns(self) -> int:
+        """How long the copying stream has had something to do, by the host's clock: a little more than it took."""
+        return self._busy_ns + (time.perf_counter_ns() - self._busy_since if self._flying else 0)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the copying stream has anything to do."""
+        return bool(self._flying)
+
+    # -- what sim.run.link.Link does in simulated time -----------------------------------------------------------------
+
+    def _advance(self, some: bool = False) -> None:
+        """Start whatever may start: all demands, or ``some``, and prefetches while little is handed over."""
+        if self._running is not None:
+            self._fill()
+        while self._running is None and ((self._demands and not some) or self._handed < self._ahead):
+            if not (self._demands or self._queue or self._paused):
+                return
+            before = self._stretches
+            self._next()
+            if self._stretches == before:
+                return
+
+    def _run(self, transfer: Transfer) -> None:
+        self._running = transfer
+        transfer.started = True
+        # Under fifo a demand may wait behind this prefetch, which then goes whole.
+        if transfer.demand or self._demands:
+            self._hand_over(transfer, transfer.body)
+        else:
+            self._fill()
+
+    def _fill(self) -> None:
+        while self._running is not None and self._handed < self._ahead:
+            running = self._running
+            whole = self._piece >= running.body
+            end = running.body if whole else self._boundary(running, running.moved + 1)
+            self._hand_over(running, min(running.moved + self._piece, end))
+
+    def _boundary(self, transfer: Transfer, least: int | None = None) -> int:
+        """The first chunk boundary at or after ``least`` bytes, by default those handed over."""
+        moved = transfer.moved if least is None else least
+        chunk = -(-moved * self.chunks // transfer.body)
+        return transfer.body * chunk // self.chunks
+
+    def _hand_over(self, transfer: Transfer, end: int) -> None:
+        """Copy bytes from where the transfer is to ``end``."""
+        expert, begin = transfer.expert, transfer.moved
+        self._stretches += 1
+        self.counters.moved(transfer.prefetch, transfer.phase, end - begin)
+        self._handed += end - begin
+        transfer.moved = end
+        if not self._flying:
+            self._busy_since = time.perf_counter_ns()
+        slot, whole = self.slots.slot[expert], end == transfer.body
+        source, target = self._store.expert(expert), self.slots.rows[slot]
+        if end - begin > LONG_BYTES and self._queue and not self._demands:
+            self._device.copy(target, source, begin, end - self._piece)
+            self._flying.append((self._passed(), end - self._piece - begin, None))
+            begin = end - self._piece
+        self._device.copy(target, source, begin, end)
+        if not whole:
+            self._flying.append((self._passed(), end - begin, None))
+            return
+        if self._stamped:
+            self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])
+        # The event of a whole expert is waited for by others: it is not used again.
+        landed: Any = self._device.copies.record()
+        self._flying.append((landed, end - begin, transfer))
+        transfer.event = landed
+        self._running = None
+
+    def _passed(self) -> Event:
+        """The point after what was copied last, which nobody but ``poll`` looks at."""
+        again = self._idle_events.pop() if self._idle_events else None
+        return self._device.copies.record(again)
+
+    def _land(self, transfer: Transfer) -> None:
+        del self.transfers[transfer.expert]
+        self.cache.landed(transfer.expert)
+        if transfer.prefetch and not transfer.needed:
+            self.counters.landed_unused[transfer.expert] = transfer.phase
+
+    def _progress(self, transfer: Transfer) -> int:
+        return transfer.moved
+
+    def _account(self, transfer: Transfer, moved: int) -> None:
+        """Bytes are counted when they are handed over."""

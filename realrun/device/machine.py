@@ -1,0 +1,271 @@
+"""The machine under measurement: a torch device, its clock and its memory.
+
+On a GPU, times are taken between CUDA events, so that they are the device's own and launches overlap as they do in
+use; on the CPU, where everything is synchronous, they are the host's. Every measurement warms up first and gives the
+median of several runs with the spread around it. Where several things are timed, each has its turn several times, so
+that what disturbs the machine for a moment is in few of a thing's runs and not in its median.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ground.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+Key = TypeVar("Key")
+Work = Sequence[Callable[[], Any]]
+"""The same operation on several inputs, which are used in turn."""
+
+L2_BYTES = 192 * 2**20
+"""Inputs that are used in turn cover at least this much, so that none is found in a cache (an H200's L2: 60 MB)."""
+BURSTS = 5
+"""How many times each of several things that are timed has its turn."""
+SHORT_SLEEP, LONG_SLEEP = 0.001, 0.064
+"""Seconds for which a GPU sleeps while work is launched: at first, and at most."""
+SLEEP_HZ = 1.8e9
+"""About the rate of the clock that a sleep is counted in."""
+
+PAUSE_NS = 10_000
+"""What lies between two looks at the clock, if it is longer, was somebody else's."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds of one operation: median, 10th and 90th percentile of ``runs`` runs."""
+
+    ns: int
+    low: int
+    high: int
+    runs: int
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> "Timing":
+        """From times in nanoseconds, at least one."""
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+        pick = (ordered[round(last * share)] for share in (0.1, 0.9))
+        low, high = (max(1, round(ns)) for ns in pick)
+        return Timing(max(1, round(median(ordered))), low, high, len(ordered))
+
+    def over(self, parts: int) -> "Timing":
+        """The share of each of ``parts`` equal parts."""
+        ns, low, high = (max(1, round(time / parts)) for time in (self.ns, self.low, self.high))
+        return Timing(ns, low, high, self.runs)
+
+    def __str__(self) -> str:
+        return f"{self.ns / 1e3:,.1f} us ({self.low / 1e3:,.1f} to {self.high / 1e3:,.1f})"
+
+
+class Machine:
+    """One torch device.
+
+    Args:
+        device: ``cuda``, ``cuda:N`` or ``cpu``.
+        repeats: runs of each measurement.
+
+    Raises InputError, in one line, where torch is missing, the name is no device of these, or there is no such GPU.
+    """
+
+    def __init__(self, device: str = "cuda", repeats: int = 20) -> None:
+        self.torch = the_torch()
+        self.device = the_device(device)
+        self.cuda = self.device.type == "cuda"
+        self.repeats = repeats
+        if self.cuda:
+            self.device = self.torch.device("cuda", self.device.index or 0)
+            self.torch.cuda.set_device(self.device)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def random(self, *shape: int, scale: float = 0.02) -> "torch.Tensor":
+        """Normally distributed bf16 numbers on the device: arithmetic on zeros is faster than on real weights."""
+        return self.torch.randn(*shape, device=self.device, dtype=self.torch.bfloat16) * scale
+
+    def host(self, size: int, pinned: bool) -> "torch.Tensor":
+        """``size`` bytes of host memory that have been written to; InputError where so much cannot be pinned."""
+        try:
+            return self.torch.empty(size, dtype=self.torch.uint8, pin_memory=pinned and self.cuda).fill_(7)
+        except RuntimeError as failed:
+            raise InputError(f"cannot get {size:,} bytes of {'pinned ' * pinned}host memory: {failed}") from failed
+
+    def bytes(self, size: int) -> "torch.Tensor":
+        """``size`` bytes of device memory."""
+        return self.torch.empty(size, dtype=self.torch.uint8, device=self.device).fill_(3)
+
+    def copies(self, size: int) -> int:
+        """How many inputs of ``size`` bytes to use in turn so that none is found in a cache."""
+        return max(1, min(64, -(-L2_BYTES // max(1, size)))) if self.cuda else 1
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    def time(self, *work: Callable[[], Any], repeats: int | None = None, alone: bool = False) -> Timing:
+        """Time of one of ``work``, which are used in turn (the same operation on other inputs); see ``times``."""
+        return self.times({None: work}, repeats, alone)[None]
+
+    def times(
+        self, work: Mapping[Key, Work], repeats: int | None = None, alone: bool = False, asleep: bool = False,
+        rest: float = 0.0,
+    ) -> dict[Key, Timing]:  # fmt: skip
+        """Time of each of ``work`` in as many runs as ``repeats`` says, `BURSTS` or fewer of them at a time.
+
+        With ``alone`` the device is idle before each run; otherwise runs follow each other as fast as they can be
+        launched. With ``asleep`` those of a burst are launched while the device sleeps, so that what launching them
+        takes the host is not in their time. So many seconds the device may ``rest`` before each of them.
+        """
+        runs = repeats or self.repeats
+        samples: dict[Key, list[float]] = {key: [] for key in work}
+        sleeps = dict.fromkeys(work, SHORT_SLEEP if asleep and self.cuda else 0.0)
+        for number, size in enumerate(bursts(runs)):
+            for key, each in work.items():
+                again = 0 if alone else 2
+                for run in range(again if number else max(3, len(each) if self.cuda else 0)):
+                    each[run % len(each)]()  # what follows is launched before this is over
+                some = [each[(len(samples[key]) + run) % len(each)] for run in range(size)]
+                if self.cuda:
+                    sleeps[key] = self._burst(some, samples[key], sleeps[key], alone, rest)
+                else:
+                    samples[key] += [_host_ns(one) for one in some]
+        return {key: Timing.of(found) for key, found in samples.items()}
+
+    def _burst(self, work: Work, samples: list[float], seconds: float, alone: bool, rest: float) -> float:
+        """Add the time of each of ``work`` to ``samples``; returns how long the device slept meanwhile, if it did.
+
+        If it woke up before all was launched, that is done again with a longer sleep, up to `LONG_SLEEP`.
+        """
+        cuda = self.torch.cuda
+        while True:
+            events = [self._event_pair() for _ in work]
+            awake = cuda.Event()
+            if seconds:
+                cuda._sleep(int(seconds * SLEEP_HZ))
+            awake.record()
+            for one, (begin, end) in zip(work, events, strict=True):
+                if alone:
+                    cuda.synchronize()
+                if rest:
+                    cuda._sleep(int(rest * SLEEP_HZ))
+                begin.record()
+                one()
+                end.record()
+            too_short = bool(seconds) and awake.query()
+            cuda.synchronize()
+            if not too_short or seconds >= LONG_SLEEP:
+                samples += [begin.elapsed_time(end) * 1e6 for begin, end in events]
+                return seconds
+            seconds *= 2
+
+    def _event_pair(self) -> tuple[Any, Any]:
+        event = self.torch.cuda.Event
+        return event(enable_timing=True), event(enable_timing=True)
+
+    def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """``work`` as a CUDA graph, ready to be replayed; on the CPU ``work`` itself."""
+        if not self.cuda:
+            return work
+        side = self.torch.cuda.Stream()
+        side.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(side):  # libraries allocate their workspaces outside the capture
+            for _ in range(2):
+                work()
+        self.torch.cuda.current_stream().wait_stream(side)
+        captured = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(captured):
+            work()
+
+        def replay(_inputs: Callable[[], Any] = work) -> None:
+            captured.replay()  # a graph knows addresses alone: what lies there must live as long
+
+        return replay
+
+    def interrupted(self, seconds: float = 0.25) -> str:
+        """In words: how much of the time others have the processor of a thread that never rests, how long at most."""
+        begin = last = time.perf_counter_ns()
+        lost = longest = 0
+        while last - begin < seconds * 1e9:
+            now = time.perf_counter_ns()
+            if now - last > PAUSE_NS:
+                lost += now - last
+                longest = max(longest, now - last)
+            last = now
+        return f"{lost / (last - begin):.1%} of {seconds:g} s, {longest / 1e3:.0f} us at most"
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, str]:
+        """Device, driver, software and date, for the head of a profile."""
+        facts = {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "device": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "torch": self.torch.__version__,
+            "host": f"{platform.machine()}, {self.torch.get_num_threads()} threads",
+        }
+        if self.cuda:
+            facts["device"] = self.torch.cuda.get_device_name(self.device)
+            facts["cuda"] = str(self.torch.version.cuda)
+            facts |= _told(self.device)
+        return facts
+
+
+def bursts(runs: int) -> Iterator[int]:
+    """Sizes of the bursts that ``runs`` runs are cut into, as equal as may be, none empty."""
+    count = min(BURSTS, runs)
+    yield from ((runs * (i + 1) // count) - (runs * i // count) for i in range(count))
+
+
+def the_torch() -> Any:
+    """The torch module; InputError where it is not installed."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise InputError("torch is not installed; pip install 'moe-replay[torch]'") from None
+    return torch
+
+
+def the_device(name: str) -> "torch.device":
+    """The torch device called ``name``; InputError unless it is the CPU or a GPU that is there."""
+    torch = the_torch()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu") from None
+    if device.type not in ("cuda", "cpu"):
+        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError(f"device {name!r}: torch {torch.__version__} finds no GPU here; name --device cpu to try")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise InputError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
+
+
+def _told(device: "torch.device") -> dict[str, str]:
+    """What the driver says of itself and of the GPU's link; nothing where nobody tells."""
+    import subprocess
+
+    asked = "driver_version,pcie.link.gen.max,pcie.link.width.max"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", f"--id={device.index or 0}"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        driver, generation, width = told.split(", ")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    return {"driver": driver, "link": f"PCIe {generation} x{width}"}
+
+
+def _host_ns(work: Callable[[], Any]) -> int:
+    begin = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin

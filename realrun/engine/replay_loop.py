@@ -1,0 +1,434 @@
+"""Replay on a real device: the simulator's decisions, executed with streams and events.
+
+The host goes through the calls of a workload. For each it launches what comes before the route, waits for the router's
+answer (as it must in use) and lets the trace's route take its place; looks all experts of the call up at once; hands
+the missing ones to the link; launches the residents at once and the others behind the events of their copies; makes the
+policy's requests; and launches the next layer's part while the experts still run.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realrun.device.devices import Device, Event
+from realrun.device.host_store import HostStore
+from realrun.device.machine import the_torch
+from realrun.engine.experts import Experts, Rows, portions
+from realrun.engine.host_experts import HostedExperts
+from realrun.engine.layers import Layers, Step, pairs_of
+from realrun.engine.loop import Loop, Stopped, undisturbed
+from realrun.engine.predicting import Predictions
+from sim.eviction import foresees
+from sim.log import HOSTED, MISS, PREFILL, Log
+from sim.model.spec import ModelSpec
+from sim.plan import Plan
+from sim.run.host_costs import host_costs
+from sim.run.link import Transfer
+from sim.run.simpy_engine import by_moment
+from sim.run.slots import waves
+from sim.run.terms import Terms
+from sim.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What runs of one model share: device, experts in host memory, and the model around them."""
+
+    device: Device
+    store: HostStore
+    layers: Layers
+    model: ModelSpec
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run measured.
+
+    Attributes:
+        log: as a simulated run's, of the steps that were finished.
+        steps: how many those are.
+        complete: whether that is all of them.
+        layer_ns, shared_ns, experts_ns: device time of each call's parts (calls,) int64; ``head_ns`` (steps,).
+        link_busy_ns: how long copies were under way, of the decode steps that were finished, by the host's clock.
+        checked: how many experts were compared with their stamps before they ran.
+        outputs: the logits of each step, where they were to be kept.
+    """
+
+    log: Log
+    steps: int
+    complete: bool
+    layer_ns: np.ndarray
+    shared_ns: np.ndarray
+    experts_ns: np.ndarray
+    head_ns: np.ndarray
+    link_busy_ns: int
+    checked: int
+    outputs: "list[torch.Tensor]"
+
+    def measured(self, work: Workload) -> Workload:
+        """``work``, of the finished steps, with the times that were measured; a call's experts took equal shares."""
+        count = np.maximum(1, np.diff(work.offsets))
+        return replace(
+            work,
+            layer_ns=self.layer_ns,
+            shared_ns=self.shared_ns + self.experts_ns % count,
+            expert_ns=(self.experts_ns // count)[work.call],
+            waited_ns=None,
+            apart_ns=None,
+            head_ns=self.head_ns,
+        )
+
+
+class RealRun(Loop):
+    """One replay; ``execute`` does it.
+
+    Args:
+        stage: the device and the model.
+        work: the calls.
+        routes: the trace's experts (T, L, K), which take the place of the router's answers.
+        plan, terms, predictions, options: as in ``realrun.engine.loop.Loop``.
+        keep_outputs: keep each step's logits.
+        progress: told the number of steps done.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        work: Workload,
+        routes: np.ndarray,
+        plan: Plan,
+        terms: Terms,
+        predictions: Predictions,
+        *,
+        keep_outputs: bool = False,
+        progress: Callable[[int], None] = lambda steps: None,
+        **options: Any,
+    ) -> None:
+        future = foresees(plan.eviction)
+        first_call = work.first_call() if future else None
+        shape = (work.n_layers, work.n_experts)
+        super().__init__(
+            stage.device, stage.store, shape, plan, terms, predictions, first_call=first_call, **options
+        )  # fmt: skip
+        self.stage, self.work, self._routes = stage, work, routes
+        self._progress, self._keep_outputs = progress, keep_outputs
+        self.experts = Experts(stage.model, self.cache)
+        self.finish: list[int] = []
+        self._busy: list[int] = []
+        self.outputs: list[torch.Tensor] = []
+        self.found = bytearray(len(work.expert))
+        self.predict = [0] * work.schedule.n_steps
+        self._next_call = work.next_call().tolist() if future else []
+        self._at_moments = by_moment(plan, work.n_experts)
+        self._hosted = HostedExperts(self.device, stage.store, stage.model) if plan.host is not None else None
+        self._to_host = host_costs(work, plan.host).chosen.tolist() if plan.host is not None else []
+
+    def execute(self) -> Outcome:
+        """Run to the last step's end, or until ``stop`` says so.
+
+        Raises SlotFault if a check fails, RunError if the device does not go on.
+        """
+        complete = True
+        with self.device.running(), undisturbed():
+            self._prepare()
+            self._start = time.perf_counter_ns()
+            try:
+                self._steps()
+                self._request_all()
+            except Stopped:
+                complete = False
+            finally:
+                self.link.close()
+                self.device.synchronize()
+                if self._hosted:
+                    self._hosted.close()
+            return self._outcome(complete)
+
+    # -- before the first step -----------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Warm-up, which no figure of the report counts: libraries, kernels, graphs, and the all-resident case."""
+        schedule = self.work.schedule
+        top_k = self._routes.shape[2]
+        rows = np.diff(schedule.offsets)
+        for count in np.unique(rows[schedule.phase != PREFILL]).tolist():
+            self._warm_up(self.stage.layers.decode_step(count, top_k), {1, min(2, count), count}, prompt=False)
+        if (schedule.phase == PREFILL).any():
+            longest = int(rows[schedule.phase == PREFILL].max())
+            served = {1, min(2, longest), longest, *np.unique(np.minimum(self.work.tokens, longest)).tolist()}
+            self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), served, prompt=True)
+        prediction = self.plan.prediction
+        self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
+        self.device.synchronize()
+        if self.plan.everything_resident:
+            self._copy_all()
+        self.device.synchronize()
+
+    def _warm_up(self, step: Step, served: set[int], prompt: bool) -> None:
+        """One step's kernels, experts for each number of rows ``served``: what a library first uses, it loads then."""
+        for layer in dict.fromkeys((0, self.work.n_layers - 1, self.work.n_layers)):
+            self.stage.layers.launch(step, layer, prompt)
+            if layer < self.work.n_layers:
+                self.stage.layers.launch_shared(step, layer)
+        (take,) = self._take(np.zeros((1, step.rows * step.top_k), np.int64), prompt)
+        for count in sorted(served):
+            slots, pairs = [0], [(0, count)]
+            self.device.compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
+        many = min(step.top_k, self.cache.n_slots)
+        pairs = [(pair, pair + 1) for pair in range(many)]
+        self.device.compute.launch(self.experts.launch, step.states, step.outputs, list(range(many)), pairs, take)
+        for tensor in (step.outputs, step.tokens):  # every run begins alike
+            self.device.compute.launch(tensor.zero_)
+        self.device.synchronize()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> None:
+        work, plan = self.work, self.plan
+        offsets, experts = work.offsets.tolist(), work.expert.tolist()
+        pairs = self._pairs()
+        for number, phase in enumerate(work.schedule.phase.tolist()):
+            self._request_all()
+            self.link.phase = phase
+            if plan.ring and not number:
+                self._stream_next_layer(0)
+                self.link.kick()
+            step, take = self._step(number, phase == PREFILL)
+            if phase == PREFILL and plan.prediction.prompt_ns:
+                self._decide(([], plan.prediction.prompt_ns, []), number)
+            moment = number * (work.n_layers + 1)
+            if moment in self._at_moments:
+                self._decide(self._at_moments[moment], number)
+                self.link.kick()
+            for layer in range(work.n_layers):
+                call = number * work.n_layers + layer
+                first, end = offsets[call], offsets[call + 1]
+                needed = experts[first:end]
+                of = dict(zip(needed, pairs[first:end], strict=True))
+                self._until_route(step, layer, call, phase == PREFILL)
+                self._call(call, number, first, needed, of, step, take[layer])
+            self._finish(step, number, phase == PREFILL)
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """The pairs of each look-up, from and to, counted from the first of its call."""
+        work = self.work
+        ends = np.cumsum(work.tokens)
+        begins = ends - work.tokens
+        base = begins[work.offsets[work.call]]
+        return list(zip((begins - base).tolist(), (ends - base).tolist(), strict=True))
+
+    def _step(self, number: int, prompt: bool) -> tuple[Step, list[Rows]]:
+        """The tensors of a step and the row of each pair of each layer."""
+        schedule, layers = self.work.schedule, self.stage.layers
+        rows = schedule.rows[schedule.offsets[number] : schedule.offsets[number + 1]]
+        routes = self._routes[rows]
+        count, top_k = len(rows), routes.shape[2]
+        step = (
+            Step(self.stage.model, count, top_k, self.device, prompt=True)
+            if prompt
+            else layers.decode_step(count, top_k)
+        )
+        if count == 1 and not prompt and (routes >= 0).all():  # one row's pairs: in the order that its step has anyway
+            step.choose(None, self.device)
+            return step, [Rows([0] * top_k)] * self.work.n_layers
+        take, give = pairs_of(routes, none=count * top_k)
+        step.choose(give if count > 1 or (routes < 0).any() else None, self.device)
+        return step, self._take(take, prompt)
+
+    def _take(self, take: np.ndarray, prompt: bool) -> list[Rows]:
+        """Rows of pairs of each layer (L, P), on the device as well where they are many."""
+        if not prompt:
+            return [Rows(row) for row in take.tolist()]
+        there = the_torch().from_numpy(take).to(self.device.torch_device)
+        return [Rows(*both) for both in zip(take.tolist(), there.unbind(0), strict=True)]
+
+    def _until_route(self, step: Step, layer: int, call: int, prompt: bool) -> None:
+        """Run what comes before a route and wait for the router's answer."""
+        self.link.poll()
+        compute = self.device.compute
+        begin = compute.mark()
+        self.stage.layers.launch(step, layer, prompt)
+        route = compute.mark()
+        self.times.layer.append((call, begin, route))
+        if self.stage.model.shared_ffn:
+            self.stage.layers.launch_shared(step, layer)
+            self.times.shared.append((call, route, compute.mark()))
+        self._await(route, "the route of layer call", call, demands_follow=True)
+
+    def _finish(self, step: Step, number: int, prompt: bool) -> None:
+        """Run what comes after the last routed layer and wait for the token."""
+        compute = self.device.compute
+        begin = compute.mark()
+        self.stage.layers.launch(step, self.work.n_layers, prompt)
+        if self.checker:
+            self.checker.fetch()
+        end = compute.mark()
+        self._await(end, "the token of step", number)
+        self.times.head.append((number, begin, end))
+        self._busy.append(self.link.busy_ns())  # before the clock: no longer than the step lasts
+        self.finish.append(time.perf_counter_ns() - self._start)
+        if self.checker:
+            self.checker.read(number)
+        if self._keep_outputs:
+            self.outputs.append(step.logits.clone().cpu())
+        self._progress(number + 1)
+
+    # -- one call ------------------------------------------------------------------------------------------------
+
+    def _call(
+        self, call: int, number: int, first: int, needed: list[int], of: dict[int, tuple[int, int]], step: Step,
+        take: Rows,
+    ) -> None:  # fmt: skip
+        """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
+        link, plan = self.link, self.plan
+        late = self._look_up(call, needed, first)
+        absent = self.found.find(MISS, first, first + len(needed)) >= 0
+        since = self.device.compute.mark() if late or absent else None
+        rest = self._rest(call, late) if plan.ring else []
+        link.passed = call
+        moment = call + number + 1
+        hosted = [expert for i, expert in enumerate(needed, first) if self.found[i] == HOSTED] if self._hosted else []
+        if hosted:
+            needed = [expert for expert in needed if expert not in hosted]
+        groups = waves(self.cache, needed, link.demanded) if needed else [needed]
+        if len(groups) > 1:
+            link.awaited.update(expert for group in groups[1:] for expert in group)
+        ready, waiting = self._claim(groups[0])
+        decision = self._at_moments.get(moment)
+        thought = self._think(decision) if decision is not None else None
+        link.kick(some=True)
+        if decision is not None and thought is not None:  # the step waits for the answer; a demand is on its way
+            self._revalue(decision)
+            self._answer(thought, number)
+            since = None
+        beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
+        last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
+        link.kick()
+        streams = self._streams(call)
+        if decision is not None:
+            if thought is None:
+                self._revalue(decision)
+            self._ask(decision)
+        if streams:
+            self._stream_next_layer(call + 1)
+        if streams or decision is not None:
+            link.kick()
+        self._launch_late(call, groups[0], waiting, late, of, step, take, last)
+        for group in groups[1:]:
+            self._await_free()
+            link.awaited.difference_update(group)
+            ready, waiting = self._claim(group)
+            link.kick()
+            last = self._launch_ready(call, ready, waiting, late, None, of, step, take)
+            self._launch_late(call, group, waiting, late, of, step, take, last)
+        if rest:
+            self._stand_still_for_rest(call, rest)
+        if hosted:
+            self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
+
+    def _launch_ready(
+        self, call: int, ready: list[int], waiting: list[Transfer], late: set[int], since: Event | None,
+        of: dict[int, tuple[int, int]], step: Step, take: Rows,
+    ) -> Event:  # fmt: skip
+        """Run the residents of a wave; returns the mark from which on the stream waits for the others, if any.
+
+        ``since`` marks when those were asked for: from there the stream has stood still for their sake, not for ours.
+        """
+        if not ready:
+            return self.device.compute.mark() if since is None else since
+        begin = self.device.compute.mark()
+        if waiting and since is not None:
+            stalls = self.times.stall_late if waiting[0].expert in late else self.times.stall_demand
+            stalls.append((call, since, begin))
+        return self._launch(call, ready, of, step, take, begin)
+
+    def _launch(
+        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Rows, begin: Event
+    ) -> Event:
+        """Run experts from the mark ``begin`` on; returns the end of their kernels."""
+        compute = self.device.compute
+        slots = [self.cache.slot[expert] for expert in experts]
+        pairs = [of[expert] for expert in experts]
+        if self.checker:
+            self.checker.launch(slots, experts, after=False)
+            begin = compute.mark()
+        for number, some in enumerate(portions(pairs) if len(pairs) > 1 else [[0]]):
+            if number:
+                self.link.poll()  # launching takes a while: the link must not run dry meanwhile
+            here = [slots[place] for place in some], [pairs[place] for place in some]
+            compute.launch(self.experts.launch, step.states, step.outputs, *here, take)
+        end: Event = compute.mark()
+        self.times.experts.append((call, begin, end))
+        if self.checker:
+            self.checker.launch(slots, experts, after=True)
+            end = compute.mark()
+        return end
+
+    def _launch_late(
+        self, call: int, group: list[int], waiting: list[Transfer], late: set[int], of: dict[int, tuple[int, int]],
+        step: Step, take: Rows, last: Event,
+    ) -> None:  # fmt: skip
+        """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
+        for transfer in waiting:
+            there = self._stand_still(call, [transfer], transfer.expert in late, last)
+            last = self._launch(call, [transfer.expert], of, step, take, there)
+            self.cache.used[transfer.expert] = 1
+            self.link.poll()
+        if group:
+            self._hold(last, group)
+
+    def _begin_hosted(self, step: Step, hosted: list[int], of: dict[int, tuple[int, int]], take: Rows) -> Any:
+        """Have the host start on a call's experts that run there; None if there are none."""
+        if not hosted:
+            return None
+        assert self._hosted is not None
+        return self._hosted.begin(step, hosted, [of[expert] for expert in hosted], take)
+
+    def _await_hosted(self, call: int, step: Step, work: Any) -> None:
+        """Wait for the host's experts and bring what they computed to the device."""
+        assert self._hosted is not None
+        idle = self.device.compute.mark()
+        self._until_thread(work.done, self._hosted.progress, "the host's experts of layer call", call)
+        self._hosted.bring(step, work.result())
+        self.times.stall_host.append((call, idle, self.device.compute.mark()))
+
+    def _streams(self, call: int) -> bool:
+        """Whether the experts of the call after this one are copied while this one computes."""
+        if self.plan.ring:
+            return call + 1 < self.work.n_calls
+        prefill = self.plan.stream_prefill and self.link.phase == PREFILL
+        return prefill and (call + 1) % self.work.n_layers != 0
+
+    # -- what came of it -----------------------------------------------------------------------------------------
+
+    def _outcome(self, complete: bool) -> Outcome:
+        steps = len(self.finish)
+        calls = steps * self.work.n_layers
+        times = self.times
+        lookups = int(self.work.offsets[calls])
+        return Outcome(
+            log=Log(
+                np.array(self.finish, np.int64),
+                np.frombuffer(bytes(self.found[:lookups]), np.uint8),
+                self._spent(times.stall_demand, calls),
+                self._spent(times.stall_late, calls),
+                np.array(self.predict[:steps], np.int64),
+                self.counters,
+                self._spent(times.stall_host, calls) if self._hosted else np.zeros(0, np.int64),
+            ),
+            steps=steps,
+            complete=complete,
+            layer_ns=self._spent(times.layer, calls),
+            shared_ns=self._spent(times.shared, calls),
+            experts_ns=self._spent(times.experts, calls),
+            head_ns=self._spent(times.head, steps),
+            link_busy_ns=int(np.diff(self._busy, prepend=0)[self.work.schedule.phase[:steps] != PREFILL].sum()),
+            checked=self.checker.checked if self.checker else 0,
+            outputs=self.outputs,
+        )

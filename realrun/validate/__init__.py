@@ -1,0 +1,1 @@
+"""How far the simulator is from the machine."""

@@ -1,0 +1,266 @@
+"""The files of a validation: every figure as JSON and CSV, the table for a person, a plot of simulated over measured.
+
+Table and data are written anew after each pair of runs, one right after the other once all are ready, so that what an
+interruption leaves is complete as far as it goes. The plot is drawn at the end; one of earlier runs goes as soon as
+there is a pair of these.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from ground.files import atomic_path
+from ground.output import show
+from ground.plots import save_png
+from ground.tables import Parts
+from realrun.device.machine import Machine
+from realrun.validate.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
+from sim.run.scene import code_version
+
+HEADINGS = (
+    "policy", "cache", "tokens/s sim", "measured", "error", "hits sim", "measured", "late sim", "measured",
+    "misses sim", "measured", "GB/token sim", "measured", "TTFT error", "TPOT p95 error", "largest part error",
+    "link used", "while busy",
+)  # fmt: skip
+LEAST = 1e-3
+"""Of the largest time or rate that a plot shows: less is left out."""
+FILES = ("validation.json", "validation.csv", "validation.md", "validation.png")
+PROFILE = "profile.toml"
+"""What the machine was measured to be, where a validation did so itself."""
+LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
+
+
+def made_by(machine: Machine) -> dict[str, str]:
+    """Machine, date and code, as every record of measurements has them."""
+    return {**machine.describe(), "host_interrupted": machine.interrupted(), "code": code_version()}
+
+
+@dataclass
+class Record:
+    """What a validation has found so far."""
+
+    command: str
+    provenance: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
+    link_used: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """The share of the link's own peak at which each measured run moved its bytes."""
+    link_rate: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """The same while anything was on its way."""
+    left_out: list[str] = field(default_factory=list)
+    """Policies that could not run, and why."""
+    baselines: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+    profile: str = ""
+    """The profile as text where it was measured for these runs."""
+
+    def summary(self) -> Summary | None:
+        """The targets' figures, None before the first pair."""
+        return summarise(self.rows) if self.rows else None
+
+    def write(self, folder: Path, plot: bool = False) -> None:
+        """Write `FILES` into ``folder``, the last of them if ``plot`` says so; all of one state, or none.
+
+        A process that is killed outright between two of them, within a moment, leaves files of two states, each whole.
+
+        Before the first pair there is nothing to write, and what lies there of earlier runs stays.
+        """
+        summary = self.summary()
+        if summary is None:
+            return
+        data = {
+            "command": self.command, "complete": self.complete, "provenance": self.provenance,
+            "summary": asdict(summary),
+            "components": [asdict(row) | {"error": row.error} for row in self.rows],
+            "baselines": self.baselines, "left_out": self.left_out, "reports": self.reports,
+        }  # fmt: skip
+        texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(self.rows), self.markdown()]
+        named = dict(zip(FILES, texts, strict=False)) | ({PROFILE: self.profile} if self.profile else {})
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as files:
+            for name, text in named.items():
+                part = files.enter_context(atomic_path(folder / name))
+                part.write_text(text, encoding="utf-8", errors="backslashreplace")  # names may hold any bytes
+            if plot:
+                draw(self.rows, files.enter_context(atomic_path(folder / FILES[-1])))
+            else:
+                (folder / FILES[-1]).unlink(missing_ok=True)
+
+    def lines(self) -> list[list[str]]:
+        """One line of the table for each pair, as text."""
+        pairs = list(dict.fromkeys((row.policy, row.cache) for row in self.rows))
+        return [self._line(policy, cache) for policy, cache in pairs]
+
+    def _line(self, policy: str, cache: str) -> list[str]:
+        found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
+        cells = [policy, cache, *_pair(found["throughput"], "{:.3f}"), _percent(found["throughput"].error, "+")]
+        for share in ("hits", "late", "misses"):
+            cells += [_percent(found[share].simulated), _percent(found[share].measured)]
+        tokens = next(r for r in self.reports if (r["policy"], r["cache"]) == (policy, cache))["measured"]["tokens"]
+        moved = found["bytes"]
+        cells += [f"{(value or 0) / 1e9 / max(1, tokens):.3f}" for value in (moved.simulated, moved.measured)]
+        cells += [_percent(found["TTFT mean"].error, "+"), _percent(found["TPOT p95"].error, "+")]
+        parts = [found[part] for part in PARTS if matters(found[part], list(found.values()))]
+        worst = max(parts, key=lambda row: 1.0 if row.error is None else abs(row.error), default=None)
+        cells.append("–" if worst is None else f"{worst.component} {_percent(worst.error, '+')}")
+        return [*cells, *(_percent(share.get((policy, cache))) for share in (self.link_used, self.link_rate))]
+
+    def details(self, components: Sequence[str]) -> list[list[str]]:
+        """One line for each pair: of each component, in milliseconds, simulated, measured and the error."""
+        lines = []
+        for policy, cache in dict.fromkeys((row.policy, row.cache) for row in self.rows):
+            found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
+            cells = [[*_pair(found[name], "{:.2f}"), _percent(found[name].error, "+")] for name in components]
+            lines.append([policy, cache, *(cell for three in cells for cell in three)])
+        return lines
+
+    def table(self) -> Parts:
+        """The pairs for a terminal, what was simulated and what was measured in one cell."""
+        single = [at for at, heading in enumerate(HEADINGS) if heading != "measured"]
+        pairs = [at for at in single if at + 1 < len(HEADINGS) and HEADINGS[at + 1] == "measured"]
+        headings = [HEADINGS[at].removesuffix(" sim") for at in single]
+        rows = [[f"{line[at]} / {line[at + 1]}" if at in pairs else line[at] for at in single] for line in self.lines()]
+        return Parts("decode: simulated / measured, and how far apart", headings, rows)
+
+    def show(self) -> None:
+        """Table and verdict on standard output."""
+        show(Group(self.table(), *map(Text, self.verdict())), None)
+
+    def verdict(self) -> list[str]:
+        """The targets' figures in sentences."""
+        summary = self.summary()
+        if summary is None:
+            return ["no pair of runs was finished"]
+        return [
+            f"{summary.pairs} pairs of runs{'' if self.complete else ' (interrupted: not all that was asked for)'}",
+            *self._without_a_gpu(),
+            f"throughput: off by {_share(summary.throughput_mean)} on average, "
+            f"{_share(summary.throughput_worst)} at worst",
+            f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
+            f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
+            f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
+            f"({summary.prefill_worst_of or 'none'})",
+            *self._repeated(),
+            *[f"left out: {line}" for line in self.left_out],
+            *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
+        ]
+
+    def _without_a_gpu(self) -> list[str]:
+        """What errors are worth that were measured on a CPU."""
+        if "torch" not in self.provenance or "cuda" in self.provenance:
+            return []
+        return [
+            "measured on a CPU, to try things out: threads stand for a GPU's streams, and errors of times mean nothing"
+        ]
+
+    def _repeated(self) -> list[str]:
+        """How far runs of the same pair were apart, where there were several."""
+        runs = [report["measured"]["settings"].get("runs_tokens_per_s", []) for report in self.reports]
+        slower = [1 - min(several) / max(several) for several in runs if len(several) > 1 and all(several)]
+        if not slower:
+            return []
+        return [
+            f"of {len(slower)} pairs several runs were measured and the fastest counts: the slowest one is "
+            f"{sum(slower) / len(slower):.1%} below it on average, {max(slower):.1%} at worst"
+        ]
+
+    def markdown(self) -> str:
+        """The table, the verdict and where it is from."""
+        lines = ["# Simulated against measured", "", f"Made by `{self.command}`.", ""]
+        lines += [f"- {key}: {value}" for key, value in self.provenance.items()] + [""]
+        lines += [f"- {line}" for line in self.verdict()] + [""]
+        lines += [_cells(HEADINGS), _cells(["---"] * len(HEADINGS)), *map(_cells, self.lines()), ""]
+        lines += [
+            "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share",
+            "of what copies of one expert in a row reach; while busy: over the time in which copies were under way, by",
+            "the host's clock. The largest error of a part leaves out parts below 1 % of the time.",
+            "",
+        ]
+        for title, components in _DETAILS:
+            headings = ["policy", "cache", *(cell for name in components for cell in (name, "measured", "error"))]
+            lines += [f"## {title}", "", _cells(headings), _cells(["---"] * len(headings))]
+            lines += [*map(_cells, self.details(components)), ""]
+        return "\n".join(lines)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _pair(row: Row, shape: str) -> list[str]:
+    return ["–" if value is None else shape.format(value) for value in (row.simulated, row.measured)]
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{100 * value:{sign}.1f}%"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("policy", "cache", "component", "unit", "simulated", "measured", "error"))
+    for row in rows:
+        numbers = ("" if value is None else repr(value) for value in (row.simulated, row.measured, row.error))
+        writer.writerow((row.policy, row.cache, row.component, row.unit, *numbers))
+    return text.getvalue()
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Throughput, hits and parts of the time as a PNG: simulated over measured, with the line where they agree.
+
+    Rates and times have logarithmic axes, which leave out what is next to nothing on either clock.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 5))
+    for axes, (title, components) in zip(panels, _PANELS, strict=True):
+        both = {
+            name: [(r.measured or 0.0, r.simulated or 0.0) for r in rows if r.component == name] for name in components
+        }
+        most = max((max(pair) for pairs in both.values() for pair in pairs), default=1.0)
+        low = 0.0 if title == _PANELS[1][0] else LEAST * most
+        shown = {name: [pair for pair in pairs if min(pair) >= low] for name, pairs in both.items()}
+        for name, pairs in shown.items():
+            if pairs:
+                axes.scatter(*zip(*pairs, strict=True), s=18, label=name, alpha=0.8)
+        low = 0.8 * min((min(pair) for pairs in shown.values() for pair in pairs), default=low)
+        axes.plot([low, most], [low, most], color="grey", linewidth=0.8)
+        if low:
+            axes.set(xscale="log", yscale="log")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_minor_formatter(NullFormatter())  # labels between powers of ten lie over each other
+        axes.set(title=title, xlabel="measured", ylabel="simulated")
+        if shown:
+            axes.legend(fontsize=8)
+    figure.tight_layout()
+    save_png(figure, path, dpi=120)
+    pyplot.close(figure)
+
+
+_DETAILS = (
+    ("Latency, ms", LATENCIES),
+    ("Parts of a decoded token, ms", PARTS),
+    ("Parts of all prefills, ms", PREFILL_PARTS),
+)
+_PANELS = (
+    ("throughput, tokens/s", ("throughput",)),
+    ("what look-ups found", ("hits", "late", "misses")),
+    ("ms of a decoded token", PARTS),
+)

@@ -1,0 +1,109 @@
+"""Simulate a validation's pairs again, with another profile or newer code, against what was measured then.
+
+No GPU is needed: measured figures are those of the file. A pair's plan is made anew, so it is the one that was measured
+only where neither the policy nor, for one that weighs costs, the profile has changed since.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ground.errors import InputError
+from ground.files import keep_apart
+from realrun.engine.replay import WIDTHS, first_steps
+from realrun.validate.agreement import compare
+from realrun.validate.record import FILES, Record
+from realrun.validate.validate import link_shares, named, simulate
+from sim.policies import policy_class
+from sim.report.metrics import Report
+from sim.run.scene import Scene, bundled_traces, code_version, plan_for, scene
+from traces.trace import Trace
+
+_KEPT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (lambda value: isinstance(value, str), "a text"),
+    "complete": (lambda value: isinstance(value, bool), "true or false"),
+    "left_out": (lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value), "a list of texts"),
+}
+"""What the new record says as the old one did: whether a value is of the right type, and which that is."""
+
+
+def resimulate_command(source: Path, trace: Path, folder: Path, hardware: str, command: str) -> None:
+    """Write ``source`` with what ``hardware`` simulates now into ``folder``; print it. Raises InputError."""
+    if folder.resolve() == source.resolve().parent:
+        raise InputError(f"-o {folder}: holds {source.name} itself; expected another folder")
+    keep_apart([source, trace, *bundled_traces(), hardware], {}, folders={"-o": (folder, FILES)})
+    record = resimulate(source, trace, hardware, command)
+    record.write(folder, plot=True)
+    record.show()
+
+
+def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record:
+    """The record of a ``validation.json`` whose simulated half is made anew.
+
+    Raises InputError for another file, another trace than it was made of, or a model whose widths were divided.
+    """
+    with _as_written(source):
+        data = json.loads(source.read_text(encoding="utf-8"))
+        json.dumps(data, allow_nan=False)  # what is no number cannot be written again
+        was, reports, components = dict(data["provenance"]), data["reports"], data["components"]
+        measured = {(row["policy"], row["cache"], row["component"]): _number(row["measured"]) for row in components}
+        steps = None if was["decode_steps"] in (None, "None") else int(was["decode_steps"])
+        model, of_trace, sha256 = str(was["model"]), was["trace"], was["trace_sha256"]
+        pairs = [(str(report["policy"]), str(report["cache"]), dict(report["measured"])) for report in reports]
+        first = {"measured with": was["code"], "measured by": data["command"]}  # not if it has been simulated again
+        provenance = {**first, **was, "code": code_version()}
+        kept = {field: data[field] for field in _KEPT}
+    for field, (fits, right) in _KEPT.items():
+        if not fits(kept[field]):
+            raise InputError(f"{source}: {field} is {json.dumps(kept[field]):.60}; expected {right}")
+    record = Record(command, provenance, complete=kept["complete"], left_out=kept["left_out"])
+    if WIDTHS in model:
+        raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
+    if not pairs:
+        raise InputError(f"{source}: holds no pair of runs; expected one at least")
+    of_its_own = model == Trace.load_meta(trace)["model"].get("name")
+    dimensions = None if of_its_own else model  # its own may be in the trace alone
+    learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
+    for label, cache, then in pairs:
+        here = scene(trace, model=dimensions, hardware=hardware, software="measured", cache_size=cache, learns=learns)
+        if here.trace.sha256 != sha256:
+            raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
+        if steps is not None:
+            here = first_steps(here, steps)
+        name, _, values = named(label)
+        plan, parameters = plan_for(here, name, values)
+        simulated = simulate(here, plan, name, parameters, values)
+        with _as_written(source):
+            _add(record, here, label, cache, simulated, then, measured)
+    provenance["hardware"] = here.hardware.name
+    return record
+
+
+@contextmanager
+def _as_written(source: Path) -> Iterator[None]:
+    """Around whatever reads the record: one that is damaged, or no record, is an InputError."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{source}: expected the validation.json that validate writes") from None
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _add(
+    record: Record, here: Scene, label: str, cache: str, simulated: Report, then: dict[str, Any], measured: Any
+) -> None:
+    rows = compare(simulated, simulated, cache, label)
+    # What this code compares and that of then did not is without a measured figure.
+    record.rows += [replace(row, measured=measured.get((label, cache, row.component))) for row in rows]
+    record.reports.append({"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": then})
+    busy = then["settings"]["link_busy_ms"]
+    record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
+        sum(then["link_bytes"][kind] for kind in ("demand", "prefetch")), sum(then["time_ms"].values()), busy, here
+    )
+    record.lines(), record.verdict()  # what the files need of it is there

@@ -1,0 +1,1 @@
+"""The model whose experts are offloaded: layers, experts and bytes."""

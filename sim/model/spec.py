@@ -1,0 +1,301 @@
+"""What a Mixture-of-Experts model is made of: layers, experts, weights and bytes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from ground.errors import InputError
+from sim.model.released import RELEASED
+
+#: Bytes of one cached key or value number: bf16, whatever the weights are stored in.
+KV_BYTES = 2
+
+MOST_EXPERT_BYTES = 2**50
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer, reduced to the numbers that cost time and memory."""
+
+    shape: str
+    """In words, for tables: ``GQA 32/8/128``."""
+    parameters: int
+    """Weights of the projections of one layer."""
+    kv_width: int
+    """Numbers cached for one token in one layer."""
+    prefill_width: int
+    """Multiply-adds for one (query, key) pair when keys and values stand expanded, over all heads."""
+    decode_width: int
+    """The same when they are read as cached: wider for MLA, whose cache holds the shared latent."""
+
+    @classmethod
+    def grouped(cls, hidden: int, heads: int, kv_heads: int, head_dim: int) -> Self:
+        """Multi-head or grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
+        return cls(
+            shape=f"GQA {heads}/{kv_heads}/{head_dim}",
+            parameters=2 * hidden * head_dim * (heads + kv_heads),
+            kv_width=2 * kv_heads * head_dim,
+            prefill_width=2 * heads * head_dim,
+            decode_width=2 * heads * head_dim,
+        )
+
+    @classmethod
+    def latent(cls, hidden: int, heads: int, q_rank: int, kv_rank: int, nope: int, rope: int, value: int) -> Self:
+        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); ``q_rank`` 0 is a full query projection."""
+        query = heads * (nope + rope)
+        return cls(
+            shape=f"MLA {heads} heads, kv rank {kv_rank}",
+            parameters=(hidden * q_rank + q_rank * query if q_rank else hidden * query)
+            + hidden * (kv_rank + rope)
+            + kv_rank * heads * (nope + value)
+            + heads * value * hidden,
+            kv_width=kv_rank + rope,
+            prefill_width=heads * (nope + rope + value),
+            decode_width=heads * (2 * kv_rank + rope),
+        )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model. Weight matrices are counted; norms and biases (below 0.04 % of any model built in) are not.
+
+    Layers are numbered from 0. In an encoder-decoder model the encoder's layers come first; `stack` gives either half.
+    """
+
+    name: str
+    layers: int
+    moe_layers: tuple[int, ...]
+    """Model layer number of each routed layer, ascending."""
+    hidden: int
+    experts: int
+    top_k: int
+    expert_ffn: int
+    expert_bytes: tuple[int, ...]
+    """Bytes of one expert, for each routed layer."""
+    attention: Attention
+    windows: tuple[int, ...]
+    """For each layer, how many tokens back its attention reaches; 0 is all of them."""
+    vocab: int
+    tied: bool
+    """Whether the embedding and the LM head share one matrix."""
+    shared_ffn: int = 0
+    """Width of all shared experts of a routed layer together."""
+    dense_ffn: int = 0
+    """FFN width of the layers that have no router."""
+    expert_matrices: int = 3
+    """Matrices of an expert and of a dense FFN: gate, up, down, or 2 without a gate."""
+    weight_bytes: int = 2
+    """Bytes a weight of attention, dense and shared layers (1 where they are stored in fp8)."""
+    embedding_bytes: int = 2
+    """Bytes a weight of the embedding, the LM head and the routers."""
+    encoder_layers: int = 0
+    """How many of the first layers are an encoder."""
+    cross_attention: bool = False
+    """Whether the layers after the encoder also attend to its output."""
+    parked_bytes: int = 0
+    """Non-expert weights that stay in GPU memory although this spec does not run them (the other stack's)."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise InputError for experts of no size or of one that no sum of bytes in 64 bits has room for."""
+        for size in self.expert_bytes:
+            if not 1 <= size <= MOST_EXPERT_BYTES:
+                raise InputError(f"{self.name}: an expert of {size} bytes; expected 1 to {MOST_EXPERT_BYTES} (1 PiB)")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str) -> "ModelSpec":
+        """Read the contents of a Hugging Face ``config.json``, with a nested ``text_config`` or without.
+
+        Raises InputError for a model type that is not known (exactly, never by prefix), a field that is missing or
+        impossible, and a model without routed layers; the message starts with ``name`` and names the field.
+        """
+        from sim.model.configs import read_config  # it builds ModelSpecs, so it imports this module
+
+        return read_config(config, name)
+
+    @property
+    def routed_layers(self) -> int:
+        """Number of routed layers."""
+        return len(self.moe_layers)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert."""
+        return self.expert_matrices * self.hidden * self.expert_ffn
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights of the shared experts of one routed layer."""
+        return self.expert_matrices * self.hidden * self.shared_ffn
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the FFN of one layer without a router."""
+        return self.expert_matrices * self.hidden * self.dense_ffn
+
+    @property
+    def router_parameters(self) -> int:
+        """Weights of one router."""
+        return self.hidden * self.experts
+
+    def attention_parameters(self, layer: int) -> int:
+        """Attention weights of model layer ``layer``, twice as many where it has cross-attention too."""
+        crossed = self.cross_attention and layer >= self.encoder_layers
+        return self.attention.parameters * (2 if crossed else 1)
+
+    @property
+    def _linear_parameters(self) -> int:
+        """Weights outside experts, routers and embeddings."""
+        attention = sum(self.attention_parameters(layer) for layer in range(self.layers))
+        dense = (self.layers - self.routed_layers) * self.dense_parameters
+        return attention + dense + self.routed_layers * self.shared_parameters
+
+    @property
+    def _embedding_parameters(self) -> int:
+        """Weights of embedding, LM head and routers."""
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.routed_layers * self.router_parameters
+
+    @property
+    def total_parameters(self) -> int:
+        """All weights."""
+        experts = self.routed_layers * self.experts * self.expert_parameters
+        return self._linear_parameters + self._embedding_parameters + experts
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token passes, both embedding tables included."""
+        experts = self.routed_layers * self.top_k * self.expert_parameters
+        return self._linear_parameters + self._embedding_parameters + experts
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all non-expert weights, which stay in GPU memory."""
+        linear = self._linear_parameters * self.weight_bytes
+        return linear + self._embedding_parameters * self.embedding_bytes + self.parked_bytes
+
+    @property
+    def all_expert_bytes(self) -> int:
+        """Bytes of every routed expert of the model."""
+        return self.experts * sum(self.expert_bytes)
+
+    @property
+    def routed_bytes_per_token(self) -> int:
+        """Bytes of the experts that one token uses, each counted once."""
+        return self.top_k * sum(self.expert_bytes)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one more cached token takes in all decoder layers (in windowed ones until the window is full)."""
+        return (self.layers - self.encoder_layers) * self.attention.kv_width * KV_BYTES
+
+    def stack(self, part: str) -> "ModelSpec":
+        """The ``"encoder"`` or ``"decoder"`` of an encoder-decoder model alone, its layers numbered from 0.
+
+        The other stack's non-expert weights stay counted in `resident_bytes`. Raises InputError for a decoder-only
+        model and for another ``part``.
+        """
+        if part not in ("encoder", "decoder") or not self.encoder_layers:
+            raise InputError(f'{self.name}: part {part!r}; expected "encoder" or "decoder", of a model that has both')
+        split = self.encoder_layers
+        kept = range(split) if part == "encoder" else range(split, self.layers)
+        rows = [row for row, layer in enumerate(self.moe_layers) if layer in kept]
+        spec = replace(
+            self,
+            name=f"{self.name} ({part})",
+            layers=len(kept),
+            moe_layers=tuple(self.moe_layers[row] - kept.start for row in rows),
+            expert_bytes=tuple(self.expert_bytes[row] for row in rows),
+            windows=self.windows[kept.start : kept.stop],
+            encoder_layers=0,
+            cross_attention=self.cross_attention and part == "decoder",
+        )
+        return replace(spec, parked_bytes=self.resident_bytes - spec.resident_bytes)
+
+
+def builtin_models() -> tuple[str, ...]:
+    """Names of the models that are built in."""
+    return tuple(RELEASED)
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """A built-in model by name, or a model from a ``config.json`` (or a folder that holds one).
+
+    Raises InputError for an unknown name or a file that is not a usable config, OSError if it cannot be read.
+    """
+    key = name_or_path.lower()
+    if key in RELEASED:
+        return ModelSpec.from_config(RELEASED[key], key)
+    path = Path(name_or_path)
+    if name_or_path and path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"model {name_or_path!r}: the folder holds no config.json; expected one")
+    if path.suffix != ".json" and not path.is_file():
+        raise InputError(f"model {name_or_path!r} is unknown; expected a config.json or one of {', '.join(RELEASED)}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({error}); expected a Hugging Face config.json") from error
+    return ModelSpec.from_config(config, str(path))
+
+
+def resolve_model(model: Mapping[str, Any] | str | Path, n_routed: int | None = None) -> ModelSpec:
+    """The model that a trace names in ``meta["model"]``, or that a person names on the command line.
+
+    A mapping holds ``name``, ``experts``, ``top_k`` and, optionally, ``expert_bytes`` (one a routed layer),
+    ``config`` (for a name that is not built in) and ``part`` ("encoder" or "decoder" of an encoder-decoder model).
+    ``top_k`` and ``expert_bytes`` override the model's own; ``experts`` must agree with it. ``n_routed`` is the number
+    of routed layers of the trace: another number than the model's is an InputError, except that an encoder-decoder
+    model is reduced to its decoder (or ``part``) where that has as many.
+    """
+    if isinstance(model, str | Path):
+        return _fit_routed_layers(load_model(str(model)), n_routed, None)
+    name = model.get("name")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"meta: model.name is {name!r}; expected the name of a model")
+    if name.lower() in RELEASED:
+        spec = load_model(name)
+    elif model.get("config") is not None:
+        spec = ModelSpec.from_config(model["config"], f"meta: model.config of {name}")
+        spec = replace(spec, name=name)
+    else:
+        raise InputError(
+            f"meta: model.name {name!r} is unknown and there is no model.config; expected one of {', '.join(RELEASED)}"
+        )
+    spec = _fit_routed_layers(spec, n_routed, model.get("part"))
+    return _override(spec, model)
+
+
+def _fit_routed_layers(spec: ModelSpec, n_routed: int | None, part: str | None) -> ModelSpec:
+    """The whole model or one of its stacks, whichever has ``n_routed`` routed layers."""
+    if part is not None:
+        spec = spec.stack(part)
+    if n_routed is None or n_routed == spec.routed_layers:
+        return spec
+    if spec.encoder_layers and n_routed == spec.stack("decoder").routed_layers:
+        return spec.stack("decoder")
+    raise InputError(f"{spec.name}: the trace has {n_routed} routed layers; expected {spec.routed_layers}")
+
+
+def _override(spec: ModelSpec, model: Mapping[str, Any]) -> ModelSpec:
+    """``spec`` with what the trace says of it, after checking that the two do not contradict each other."""
+    experts = model.get("experts", spec.experts)
+    if type(experts) is not int or experts != spec.experts:
+        raise InputError(f"meta: model.experts is {experts!r}; {spec.name} has {spec.experts}")
+    top_k = model.get("top_k", spec.top_k)
+    if type(top_k) is not int or not 1 <= top_k <= spec.experts:
+        raise InputError(f"meta: model.top_k is {top_k!r}; expected a whole number from 1 to {spec.experts}")
+    sizes = model.get("expert_bytes")
+    if sizes is None:
+        return replace(spec, top_k=top_k)
+    if not isinstance(sizes, list | tuple) or len(sizes) != spec.routed_layers:
+        found = f"{len(sizes)} values" if isinstance(sizes, list | tuple) else repr(sizes)
+        raise InputError(
+            f"meta: model.expert_bytes is {found}; expected a list of {spec.routed_layers}, one a routed layer"
+        )
+    for row, size in enumerate(sizes):
+        if type(size) is not int or size < 1:
+            raise InputError(f"meta: model.expert_bytes[{row}] is {size!r}; expected a whole number of bytes above 0")
+    return replace(spec, top_k=top_k, expert_bytes=tuple(sizes))

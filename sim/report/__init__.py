@@ -1,0 +1,1 @@
+"""What a run gave, for people and for programs."""

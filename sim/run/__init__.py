@@ -1,0 +1,1 @@
+"""One run: settled and checked once, then executed."""

@@ -1,0 +1,106 @@
+"""Does a policy peek? Its plan is made again with everything changed that it could not have known yet.
+
+A view hands out all rows at once, so nothing stops a policy from asking at a step's beginning for what its router says
+later. The project's own policies are held to this by its tests, moment by moment; a policy from outside is tried at a
+few moments of the very trace that it is about to run.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+from sim.plan import Plan
+from sim.policies.base import Policy
+from sim.workload import Workload
+from traces.trace import Trace
+
+
+def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> None:
+    """Raise InputError if ``plan``, which ``policy`` made for ``trace``, depends on what comes after some moment."""
+    points = work.n_layers + 1
+    steps = np.linspace(0, work.schedule.n_steps - 1, 6)[1:-1].astype(int)
+    for moment in (steps * points + [0, work.n_layers // 2, 0, 1]).tolist():
+        again = policy.plan(policy.view(blurred(trace, work, moment, policy.foresight), work))
+        if not _same(_until(plan, moment), _until(again, moment)):
+            step, point = divmod(moment, points)
+            raise InputError(
+                f"policy {policy.name}: it peeks: what it decides up to step {step}, point {point} changes with what "
+                f"happens later; use only what its view knows at the moment of each request (see docs/policies.md)"
+            )
+
+
+def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Trace:
+    """``trace`` with every route, embedding and score changed that is not known at ``moment``.
+
+    Routes of ``foresight`` more layers of the running step stay as they are.
+    """
+    step, point = divmod(moment, work.n_layers + 1)
+    rng = np.random.default_rng(moment)
+    offsets, rows = work.schedule.offsets, work.schedule.rows
+    unknown = np.zeros((trace.n_rows, work.n_layers), bool)  # routes of these layers are not known
+    unknown[rows[offsets[step + 1] :]] = True
+    unknown[rows[offsets[step] : offsets[step + 1]], point:] = True
+    untold = unknown.copy()
+    untold[rows[offsets[step] : offsets[step + 1]], point : point + foresight] = False
+    changed: dict[str, Any] = {"experts": _shifted(trace.experts, untold, trace.n_experts, rng)}
+    if trace.lookahead is not None:
+        changed["lookahead"] = _shifted(trace.lookahead, unknown, trace.n_experts, rng)
+    if trace.prob_experts is not None:
+        changed["prob_experts"] = _shifted(trace.prob_experts, unknown, trace.n_experts, rng)
+    for name in ("gates", "probs"):
+        array = getattr(trace, name)
+        if array is not None:
+            changed[name] = np.where(unknown[:, :, None], array[:, :, ::-1], array)
+    if trace.embeddings is not None:
+        decode = trace.decode_rows
+        # Level p is known at point p: one level more than routes.
+        levels = np.concatenate([unknown[decode].all(axis=1, keepdims=True), unknown[decode]], axis=1)
+        present = np.isin(decode, rows[offsets[step] : offsets[step + 1]])
+        levels[present, : point + 1] = False
+        changed["embeddings"] = np.where(levels[:, :, None], trace.embeddings[:, :, ::-1], trace.embeddings)
+    if trace.prefill_embeddings is not None:
+        # Those of a prompt are of one level, and known from that point on.
+        heard = point >= trace.meta["embedding"]["prefill_layer"]
+        later = np.isin(trace.prefill_rows, rows[offsets[step + heard] :])[:, None]
+        changed["prefill_embeddings"] = np.where(later, trace.prefill_embeddings[:, ::-1], trace.prefill_embeddings)
+    return dataclasses.replace(trace, **changed)
+
+
+def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.random.Generator) -> np.ndarray:
+    """Other experts, distinct as before, where ``unknown`` (T, L); -1 stays."""
+    shift = rng.integers(1, max(2, n_experts), unknown.shape)[:, :, None]
+    other = ((ids.astype(np.int64) + shift) % n_experts).astype(ids.dtype)
+    return np.where(unknown[:, :, None] & (ids >= 0), other, ids)
+
+
+def _until(plan: Plan, moment: int) -> tuple[object, ...]:
+    """All that a plan decides up to and at ``moment``."""
+    decided: list[object] = [
+        getattr(plan, field.name)
+        for field in dataclasses.fields(plan)
+        if field.name not in ("requests", "values", "prediction", "host")
+    ]
+    if plan.host is not None:
+        decided += [getattr(plan.host, field.name) for field in dataclasses.fields(plan.host)]
+    decided += [plan.prediction.critical, plan.prediction.prompt_ns]
+    early = plan.prediction.moment <= moment
+    decided += [plan.prediction.moment[early], plan.prediction.ns[early]]
+    if plan.requests is not None:
+        upto = int(np.searchsorted(plan.requests.moment, moment, side="right"))
+        last = plan.requests.offsets[upto]
+        decided += [plan.requests.moment[:upto], plan.requests.offsets[: upto + 1]]
+        decided += [plan.requests.call[:last], plan.requests.expert[:last], plan.requests.priority[:last]]
+    if plan.values is not None:
+        early = plan.values.moment <= moment
+        decided += [plan.values.moment[early], plan.values.table[plan.values.index[early]]]
+        decided += [plan.values.layer[early] if plan.values.by_layer else plan.values.layer]
+    return tuple(decided)
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) else a == b
+        for a, b in zip(one, other, strict=True)
+    )

@@ -1,0 +1,58 @@
+"""Which engine executes a plan. All give the same integers; they differ in speed and in what can watch them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ground.errors import InputError
+from sim.compiled import SHORT, cannot_keep_code, declined, run_compiled
+from sim.log import Log
+from sim.plan import Discipline, Plan
+from sim.run.link import Observer
+from sim.run.simpy_engine import Run
+from sim.run.terms import settle
+from sim.workload import Workload
+
+Engine = Literal["auto", "simpy", "compiled"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A run that is over: its log, the engine that executed it, and what a person should know of that choice."""
+
+    log: Log
+    engine: Literal["simpy", "compiled"]
+    notes: tuple[str, ...] = ()
+
+
+def execute(
+    work: Workload,
+    plan: Plan,
+    budget: int,
+    *,
+    engine: Engine = "auto",
+    discipline: Discipline | None = None,
+    chunks: int | None = None,
+    observer: Observer | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Execution:
+    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables.
+
+    ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.
+    Raises InputError as both engines do, and if ``engine`` is compiled and that cannot be.
+    """
+    settle(work, plan, budget, discipline, chunks)  # what is wrong with a plan comes before who could run it
+    watched = observer is not None
+    notes: tuple[str, ...] = ()
+    if engine == "compiled" and watched:
+        raise InputError("engine compiled: a run that is watched, as for a timeline, needs engine simpy")
+    if engine == "auto" and not watched and len(work.expert) >= SHORT:
+        reason = declined(work, plan) or cannot_keep_code()
+        notes = (f"run on the SimPy engine: {reason}",) if reason else ()
+        engine = "simpy" if reason else "compiled"
+    if engine == "compiled":
+        log = run_compiled(work, plan, budget, discipline, chunks)
+        if progress:
+            progress(work.schedule.n_steps)
+        return Execution(log, "compiled")
+    return Execution(Run(work, plan, budget, discipline, chunks, observer, progress).log(), "simpy", notes)

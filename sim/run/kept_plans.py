@@ -1,0 +1,163 @@
+"""Plans that are dear to make are kept on disk and shared by every run that they are the same for.
+
+A policy says ``dear = True`` where predicting a whole trace takes long (clustering, searches, nets). Its plan is then
+kept under a name made of everything that it depends on: the trace's content, the order of its steps, the policy's code
+and parameters, its setting, the version of this project. What a policy lists in ``ignores`` of its setting (the budget,
+say) is left out of the name and hidden from it, so that runs that differ in it alone share a plan.
+
+A file is an npz without pickles, written aside and renamed. One that is damaged or of another form is made anew.
+"""
+
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+from zipfile import BadZipFile
+
+import numpy as np
+from pydantic import BaseModel
+
+from ground.cache_folder import cache_folder
+from ground.errors import InputError
+from ground.files import atomic_path
+from sim.plan import Plan
+from sim.policies import Policy, Setting, blaming
+from sim.view import View
+from traces.trace import Trace
+
+_PARTS: dict[str, Any] = {
+    name: kind for name, hint in get_type_hints(Plan).items() for kind in (hint, *get_args(hint)) if is_dataclass(kind)
+}
+"""Fields of a plan that are records themselves, and their classes."""
+
+
+def declared(kind: type[Policy], setting: Setting) -> Setting:
+    """``setting`` as ``kind`` may see it: reading what the class says that it ignores is a defect of the class."""
+    return cast(Setting, _Declared(setting, kind.ignores)) if kind.ignores else setting
+
+
+def plan_of(policy: Policy, setting: Setting, view: View, run: Mapping[str, Any]) -> Plan:
+    """What ``policy`` decides for ``view``, from disk if it is dear and was decided before.
+
+    ``run`` tells apart what neither policy nor ``setting`` do, as JSON: the trace's sha256 (without one nothing is
+    kept), split, batch, version of the code. A clairvoyant policy sees costs too, and nothing of it is kept.
+    """
+    key = _key(policy, setting, run) if policy.dear and not policy.clairvoyant and run.get("trace") else None
+    folder = cache_folder("plans") if key else None
+    if key is None or folder is None:
+        return _decide(policy, view)
+    path = folder / f"{policy.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+    plan = _load(path, key)
+    if plan is None:
+        plan = _decide(policy, view)
+        _save(path, key, plan)
+    return plan
+
+
+def _decide(policy: Policy, view: View) -> Plan:
+    """Have the policy plan. Raises InputError that names it if it fails or returns something else."""
+    with blaming(f"policy {policy.name}: plan"):
+        plan = policy.plan(view)
+    if not isinstance(plan, Plan):
+        raise InputError(f"policy {policy.name}: plan returned {type(plan).__name__}; expected a sim.plan.Plan")
+    return plan
+
+
+class _Declared:
+    def __init__(self, setting: Setting, ignores: frozenset[str]) -> None:
+        self._setting, self._ignores = setting, ignores
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._ignores:
+            raise AttributeError(f"the policy reads setting.{name}, which its class says that it ignores")
+        return getattr(self._setting, name)
+
+
+def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str | None:
+    """Everything that the plan depends on, as JSON text; None if a profile is not known by its content."""
+    profile = [trace.sha256 for trace in setting.profile]
+    if not all(profile):
+        return None
+    depends = {
+        field.name: profile if field.name == "profile" else _plain(getattr(setting, field.name))
+        for field in fields(setting)
+        if field.name not in policy.ignores
+    }
+    kind = type(policy)
+    about = {
+        "run": dict(run),
+        "policy": f"{kind.__module__}:{kind.__qualname__}",
+        "source": _source_digest(kind),
+        "parameters": policy.parameters.model_dump(mode="json"),
+        "setting": depends,
+    }
+    return json.dumps(about, sort_keys=True, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return asdict(value) if is_dataclass(value) and not isinstance(value, (type, Trace)) else value
+
+
+def _source_digest(kind: type[Policy]) -> str:
+    """Digest of the files in which the class and its bases are written."""
+    digest = hashlib.sha256()
+    for name in sorted({base.__module__ for base in kind.__mro__}):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        digest.update(name.encode() + (Path(file).read_bytes() if file else b""))
+    return digest.hexdigest()
+
+
+# -- a plan as a file ------------------------------------------------------------------------------------------------
+
+
+def _save(path: Path, key: str, plan: Plan) -> None:
+    """Keep ``plan``; one with a rule that is only Python, or a disk that is full, is no reason to fail."""
+    if not isinstance(plan.eviction, str):
+        return
+    flat = _flat(plan)
+    arrays = {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in flat.items() if name not in arrays}
+    try:
+        with atomic_path(path) as part, part.open("wb") as file:
+            texts = {"key": np.array(key), "numbers": np.array(json.dumps(numbers, default=int))}
+            np.savez(file, allow_pickle=False, **texts, **arrays)
+    except (OSError, InputError):
+        return
+
+
+def _load(path: Path, key: str) -> Plan | None:
+    """The plan kept at ``path`` under this very key; None if there is none or it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        if str(arrays.pop("key")) != key:
+            return None
+        flat = json.loads(str(arrays.pop("numbers"))) | arrays
+        whole: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
+        for part, kind in _PARTS.items():
+            names = {field.name: f"{part}.{field.name}" for field in fields(kind)}
+            given = any(name in flat for name in names.values())
+            whole[part] = kind(**{field: flat[name] for field, name in names.items()}) if given else None
+        plan = Plan(**whole)
+        values = _flat(plan).values()
+        return plan if all(isinstance(v, bool | int | str) or v.dtype.kind in "iu" for v in values) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error):
+        return None
+
+
+def _flat(plan: Plan) -> dict[str, Any]:
+    """Fields of the plan, and of its records as ``record.field``; a record that is None is left out."""
+    flat: dict[str, Any] = {}
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if is_dataclass(value):
+            flat |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+        elif value is not None:
+            flat[field.name] = value
+    return flat

@@ -1,0 +1,257 @@
+"""The GPU's expert slots: who holds one, who may lose it.
+
+Capacity is in bytes, so layers with experts of different sizes share a budget exactly; with equal sizes it is a number
+of slots. Slots may be one pool or be split over layers (a pool each); a pool has its own eviction rule.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, filterfalse
+
+import numpy as np
+
+from ground.errors import InputError
+from sim.eviction import MANY, NEVER, Eviction, eviction_rule
+
+ABSENT, LOADING, RESIDENT = 0, 1, 2
+NEAR = 32
+"""Of many candidates the first so many are looked at one by one, the rest together."""
+
+
+class ExpertCache:
+    """Slots for experts, each absent, loading or resident.
+
+    Args:
+        sizes: bytes of one expert, a routed layer (L,).
+        n_experts: experts a layer, E. An expert's number is ``layer * E + expert``.
+        capacity: bytes of each pool.
+        pool: the pool of each routed layer (L,).
+        eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
+        first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
+        own: experts that have a slot each beside the pools: together they are one more pool, which holds them all.
+
+    Raises InputError if a pool cannot hold one expert of a layer that it serves, or no rule is called ``eviction``.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        n_experts: int,
+        capacity: Sequence[int],
+        pool: Sequence[int],
+        eviction: str | Callable[[np.ndarray], Eviction] = "lru",
+        first_call: np.ndarray | None = None,
+        own: Sequence[int] = (),
+    ) -> None:
+        total = len(sizes) * n_experts
+        for layer, size in enumerate(sizes):
+            if capacity[pool[layer]] < size:
+                raise InputError(
+                    f"cache: {capacity[pool[layer]]} bytes for routed layer {layer} cannot hold one expert "
+                    f"of {size} bytes; give at least that"
+                )
+        if first_call is None:
+            first_call = np.full(total, NEVER, np.int64)
+        rule = eviction_rule(eviction)
+        self.size = [size for size in sizes for _ in range(n_experts)]
+        self.pool = [p for p in pool for _ in range(n_experts)]
+        self.fit = [capacity[p] // size for p, size in zip(pool, sizes, strict=True) for _ in range(n_experts)]
+        """How many experts of each one's layer their pool can hold at once."""
+        self.capacity = [*capacity, sum(self.size[expert] for expert in own)] if own else list(capacity)
+        for expert in own:
+            self.pool[expert] = len(capacity)
+        self.own = frozenset(own)
+        self.free = list(self.capacity)
+        self.rules: list[Eviction] = [rule(first_call) for _ in self.capacity]
+        self.state = bytearray(total)
+        self.pinned = bytearray(total)
+        self.used = bytearray(total)
+        """1 once a resident expert has been needed since it was loaded."""
+        self.wanted_until = [-1] * total
+        """The last call that a prefetch asked each expert for."""
+        self._listed = total > MANY and getattr(rule, "listed", False)
+        self._wanted = bytearray(total)
+        """1 while that call has not passed, for rules that are listed: some policies want nearly all experts."""
+        self._last_wanted: dict[int, list[int]] = {}
+        """The experts whose last call each was when they were asked for."""
+        self._passed = -1
+        self.evictions = 0
+
+    def needed(self, expert: int, next_call: int = NEVER) -> None:
+        """A call needs ``expert``: tell its pool's rule."""
+        self.rules[self.pool[expert]].needed(expert, next_call)
+
+    def requested(self, expert: int, call: int) -> None:
+        """A prefetch asks for ``expert`` to be there for ``call``."""
+        if call > self.wanted_until[expert]:
+            self.wanted_until[expert] = call
+            if self._listed and call > self._passed:
+                self._wanted[expert] = 1
+                self._last_wanted.setdefault(call, []).append(expert)
+        if self.state[expert] == RESIDENT:
+            self.rules[self.pool[expert]].requested(expert)
+
+    def allot(self, expert: int, passed: int, demand: bool) -> list[int] | None:
+        """Give ``expert`` room and return whom that evicted, or None if nobody may go.
+
+        Pinned and loading experts never go. Experts that a prefetch wants for a call after ``passed`` go only for a
+        demand, and only when nobody else can. ``passed`` never falls.
+        """
+        pool, size = self.pool[expert], self.size[expert]
+        missing = size - self.free[pool]
+        victims: list[int] = []
+        if missing > 0:
+            state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
+            candidates = self.rules[pool].candidates()
+            if self._listed and isinstance(candidates, array) and candidates.typecode == "q":
+                missing = self._search(candidates, missing, passed, demand, victims)
+            else:
+                wanted: list[int] = []
+                for other in candidates:
+                    if state[other] != RESIDENT or pinned[other]:
+                        continue
+                    if wanted_until[other] > passed:
+                        if demand:
+                            wanted.append(other)
+                        continue
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        break
+                if hasattr(candidates, "close"):
+                    candidates.close()
+                for other in wanted if missing > 0 else ():
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        break
+            if missing > 0:
+                return None
+            for other in victims:
+                self.release(other)
+            self.evictions += len(victims)
+        self.free[pool] -= size
+        self.state[expert] = LOADING
+        self.used[expert] = 0
+        self.rules[pool].loaded(expert)
+        return victims
+
+    def _search(self, candidates: "array[int]", missing: int, passed: int, demand: bool, victims: list[int]) -> int:
+        """Add to ``victims`` of many ``candidates`` until no bytes are ``missing``; how many still are."""
+        if passed > self._passed:
+            self._pass(passed)
+        state, pinned = self.state, self.pinned
+        near = candidates[:NEAR]
+        for wanted in (False, True)[: 1 + demand]:
+            fits = filter if wanted else filterfalse
+            for other in chain(fits(self._wanted.__getitem__, near), self._beyond(candidates, NEAR, wanted)):
+                if state[other] == RESIDENT and not pinned[other]:
+                    victims.append(other)
+                    missing -= self.size[other]
+                    if missing <= 0:
+                        return missing
+        return missing
+
+    def _beyond(self, candidates: "array[int]", first: int, wanted: bool) -> Iterator[int]:
+        """Those of ``candidates`` from place ``first`` on that are wanted, or not, in order, all found at once."""
+        flags = np.frombuffer(self._wanted, np.uint8).take(np.frombuffer(candidates, np.int64)).tobytes()
+        place = flags.find(wanted, first)
+        while place >= 0:
+            yield candidates[place]
+            place = flags.find(wanted, place + 1)
+
+    def _pass(self, passed: int) -> None:
+        """Note that nobody wants experts any more for the calls up to ``passed``."""
+        calls: Sequence[int] = range(self._passed + 1, passed + 1)
+        if len(calls) > len(self._last_wanted):
+            calls = [call for call in self._last_wanted if call <= passed]
+        for call in calls:
+            for expert in self._last_wanted.pop(call, ()):
+                if self.wanted_until[expert] <= passed:
+                    self._wanted[expert] = 0
+        self._passed = passed
+
+    def landed(self, expert: int) -> None:
+        """The transfer of ``expert`` is complete."""
+        self.state[expert] = RESIDENT
+
+    def release(self, expert: int) -> None:
+        """Empty the slot of ``expert``: evicted, dropped after use, or its transfer abandoned."""
+        pool = self.pool[expert]
+        self.free[pool] += self.size[expert]
+        self.state[expert] = ABSENT
+        self.rules[pool].evicted(expert)
+
+    def valued(self, first: int, values: np.ndarray) -> None:
+        """Hand the rules of their pools new values of being kept for the experts from ``first`` on."""
+        for pool in dict.fromkeys(self.pool[first : first + len(values)]):
+            self.rules[pool].valued(first, values)
+
+
+def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) -> list[list[int]]:
+    """Split the experts of one call into waves that fit its layer's slots.
+
+    Residents come first, then what is loading, then what is queued in the order given, then the absent: so whatever is
+    under way finds a slot in the wave that uses it, and is not evicted by an earlier one. Those with slots of their own
+    take no other's.
+    """
+    slots, own = cache.fit[experts[0]], cache.own
+    if len(experts) - len(own.intersection(experts) if own else ()) <= slots:
+        return [experts]
+    state, turn = cache.state, {expert: place for place, expert in enumerate(queued)}
+    order = sorted(experts, key=lambda e: (-state[e], turn.get(e, len(turn))))
+    parts: list[list[int]] = [[]]
+    room = slots
+    for expert in order:
+        if expert not in own:
+            if not room:
+                parts.append([])
+                room = slots
+            room -= 1
+        parts[-1].append(expert)
+    return parts
+
+
+def serve(cache: ExpertCache, offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
+    """Drive a cache on demand alone, without time: the calls ``experts[offsets[i]:offsets[i+1]]`` one after another.
+
+    Returns hits (N,) bool, one a look-up. Calls of one expert each are the access-by-access caches of the literature.
+    """
+    hit = np.zeros(len(experts), bool)
+    following = next_calls(offsets, experts)
+    for call in range(len(offsets) - 1):
+        first, last = int(offsets[call]), int(offsets[call + 1])
+        ids = experts[first:last].tolist()
+        for i, expert in enumerate(ids, first):
+            hit[i] = cache.state[expert] == RESIDENT
+            cache.needed(expert, int(following[i]))
+        for wave in waves(cache, ids) if ids else []:
+            for expert in wave:
+                cache.pinned[expert] = 1
+            for expert in wave:
+                if cache.state[expert] == ABSENT:
+                    if cache.allot(expert, call, demand=True) is None:
+                        raise RuntimeError(f"call {call}: no slot for expert {expert}, though its wave fits")
+                    cache.landed(expert)
+            for expert in wave:
+                cache.pinned[expert] = 0
+    return hit
+
+
+def next_calls(offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
+    """The call that needs the same expert next, a look-up (N,) int64; NEVER where there is none."""
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    # Calls rise already. Small integers are sorted by radix: no comparison, no logarithm.
+    order = np.argsort(experts.astype(np.min_scalar_type(experts.max(initial=0))), kind="stable")
+    following = np.full(len(experts), NEVER, np.int64)
+    same = experts[order[1:]] == experts[order[:-1]]
+    following[order[:-1][same]] = call[order[1:][same]]
+    return following
+
+
+def first_calls(offsets: np.ndarray, experts: np.ndarray, total: int) -> np.ndarray:
+    """The first call that needs each of ``total`` experts (total,) int64; NEVER for one that is never needed."""
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    first = np.full(total, NEVER, np.int64)
+    np.minimum.at(first, experts, call)
+    return first

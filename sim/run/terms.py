@@ -1,0 +1,118 @@
+"""What a run is held to, whichever engine executes it: slots, order of the link, pieces of a transfer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ground.errors import InputError
+from ground.text import amount
+from sim.log import PREFILL
+from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
+from sim.run.host_costs import host_costs
+from sim.workload import Workload
+
+
+class TooSmallError(PlanError):
+    """The cache cannot hold what a plan needs of it; a larger one could, so the policy is not at fault."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer.
+
+    Experts in ``own`` have a slot each beside these pools, and nobody else gets it.
+    """
+
+    capacity: tuple[int, ...]
+    pool: tuple[int, ...]
+    own: tuple[int, ...] = ()
+
+
+def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
+    """Share ``budget`` bytes: one pool, or a pool a layer, as even as whole experts allow (within one of each other).
+
+    Raises TooSmallError if a pool could not hold one expert.
+    """
+    n_layers, largest = len(expert_bytes), max(expert_bytes)
+    if budget < largest:
+        raise TooSmallError(f"cache: {budget} bytes cannot hold one expert of {largest} bytes; give at least that")
+    if not per_layer:
+        return Slots((budget,), (0,) * n_layers)
+    if len(set(expert_bytes)) == 1:
+        slots, more = divmod(budget // largest, n_layers)
+        capacity = tuple((slots + (layer < more)) * largest for layer in range(n_layers))
+    else:
+        capacity = (budget // n_layers,) * n_layers
+    if min(capacity) < largest:
+        raise TooSmallError(
+            f"cache: {amount(budget)} split over {n_layers} routed layers leave a layer without room for one expert of "
+            f"{amount(largest)}; give --cache {n_layers} (slots), which is {amount(n_layers * largest)}, or more"
+        )
+    return Slots(capacity, tuple(range(n_layers)))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is held to, whichever engine executes it."""
+
+    slots: Slots
+    discipline: Discipline
+    chunks: int
+
+
+def settle(
+    work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
+) -> Terms:
+    """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
+
+    Raises TooSmallError if the budget cannot hold what the plan needs, PlanError if that asks for something impossible.
+    """
+    plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
+    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
+    if not 1 <= chunks <= MOST_CHUNKS:
+        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
+    streamed = work.n_calls * work.n_experts if plan.stream_prefill or plan.ring else 0
+    asked = len(plan.requests.call) if plan.requests is not None else 0
+    thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
+    if plan.host is not None:
+        thought += int(host_costs(work, plan.host).shared.sum(dtype=np.float64))
+    work.check_size(streamed + asked, thought)
+    every = sum(work.expert_bytes) * work.n_experts
+    if not plan.everything_resident:
+        _check_room(work, plan, budget)
+    left = every if plan.everything_resident else budget - plan.gpu_bytes
+    return Terms(slots_of(work, plan, left), discipline or plan.discipline, chunks)
+
+
+def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
+    """The slots that ``plan`` makes of ``left`` bytes, own ones first. Raises TooSmallError if no other would fit."""
+    if plan.most_bytes and not plan.everything_resident:
+        left = min(left, plan.most_bytes)
+    own = plan.host.own.tolist() if plan.host is not None else []
+    shared = split_slots(left - _bytes_of(work, own), work.expert_bytes, plan.per_layer)
+    return Slots(shared.capacity, shared.pool, tuple(own))
+
+
+def _bytes_of(work: Workload, experts: list[int]) -> int:
+    return sum(work.expert_bytes[expert // work.n_experts] for expert in experts)
+
+
+def least_slots(work: Workload, plan: Plan) -> int:
+    """Bytes of the fewest slots that a run can do with beside own ones: one, or one a layer."""
+    return max(work.expert_bytes) * (work.n_layers if plan.per_layer else 1)
+
+
+def _check_room(work: Workload, plan: Plan, budget: int) -> None:
+    """Raise TooSmallError if tables, experts with slots of their own and the fewest other slots do not fit together."""
+    slots = least_slots(work, plan)
+    own = _bytes_of(work, plan.host.own.tolist()) if plan.host is not None else 0
+    needed = int(plan.gpu_bytes) + own + slots
+    if budget >= needed or needed == slots:  # of slots alone it is said where they are split
+        return
+    one = "one expert in each layer" if plan.per_layer else "one expert"
+    parts = ((plan.gpu_bytes, "the policy's tables"), (own, "experts that stay for good"), (slots, one))
+    what = " + ".join(f"{size:,} for {name}" for size, name in parts if size)
+    enough = f"{-(-needed // 2**20)}MiB" if needed >= 2**20 else f"{needed}B"
+    raise TooSmallError(
+        f"the cache of {budget:,} bytes is too small: a run takes {what}; give --cache {enough} or more"
+    )

@@ -1,0 +1,92 @@
+"""Real runs whose experts compute on the host, beside threads that wait."""
+
+import dataclasses
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from realrun.device.devices import HostDevice
+from realrun.device.faults import RunError
+from sim.log import DECODE, HOSTED, PREFILL
+from sim.plan import Host, Plan, Prediction
+from tests.support.real_worlds import ALL_RESIDENT, chain, real_run, real_world, stage_of, staged
+from tests.support.strategies import make_trace
+
+torch.set_num_threads(1)
+
+
+def on_the_host(layers: int = 1) -> Plan:
+    """Every expert runs on the host."""
+    none = np.zeros(layers, np.int64)
+    return Plan(keep=False, host=Host(none, none, none, none, own=np.zeros(0, np.int64)))
+
+
+class Restless(HostDevice):
+    """Looks again at once, as whoever waits for a GPU does: it always wants the interpreter."""
+
+    def breathe(self) -> None:
+        self._check()
+
+
+def test_threads_get_the_interpreter_while_whoever_waits_never_rests() -> None:
+    world, device, interval = real_world(chain([0, 1, 2, 3] * 5), slots=1), Restless(), sys.getswitchinterval()
+    plan = dataclasses.replace(on_the_host(), prediction=Prediction(np.array([0, 2]), np.full(2, 300_000)))
+    deadline = time.monotonic() + 30
+    sys.setswitchinterval(
+        1.0
+    )  # whoever waits for the interpreter for so long, a few times a layer, does not end in time
+    try:
+        stage, predictions = stage_of(world, device)
+        outcome = real_run(world, plan, stage, predictions, stop=lambda: time.monotonic() > deadline).execute()
+        assert sys.getswitchinterval() == 1.0
+    finally:
+        sys.setswitchinterval(interval)
+        device.close()
+    assert outcome.complete
+    assert (outcome.log.found == HOSTED).all()
+
+
+def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    phase = [PREFILL, PREFILL, PREFILL, DECODE, DECODE]
+    routes = np.random.default_rng(5).permuted(np.tile(np.arange(5), (5, 2, 1)), axis=2)[:, :, :2]
+    world = real_world(make_trace(routes, n_experts=5, phase=phase, sequence=[0] * 5), slots=4)
+    with staged(world) as (stage, predictions):
+        launch = stage.device.compute.launch
+        launching: set[str] = set()
+
+        def watched(*work: Any) -> None:
+            launching.add(threading.current_thread().name)
+            launch(*work)
+
+        monkeypatch.setattr(stage.device.compute, "launch", watched)
+        run = real_run(world, on_the_host(2), stage, predictions, keep_outputs=True)
+        hosted = run.execute()
+        resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
+    assert (hosted.log.found == HOSTED).all()
+    assert launching == {threading.current_thread().name}
+    for mine, theirs in zip(hosted.outputs, resident.outputs, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_g_18_2_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def nothing(*_: Any) -> None:
+        monkeypatch.setattr("realrun.engine.loop.STUCK_SECONDS", 0.05)  # only now: all else takes as long as it takes
+        over.wait()
+
+    monkeypatch.setattr("realrun.engine.host_experts.run_ffn", nothing)
+    world = real_world(chain([0, 1]), slots=1)
+    with staged(world) as (stage, predictions):
+        run = real_run(world, on_the_host(), stage, predictions)
+        monkeypatch.setattr(run.link, "close", over.set)  # what ends the run ends the expert
+        with pytest.raises(RunError, match="waiting for the host's experts of layer call 0"):
+            run.execute()

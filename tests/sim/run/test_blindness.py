@@ -1,0 +1,130 @@
+"""Policies that peek are refused; the project's own and an honest stranger are not."""
+
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ground.errors import InputError
+from sim.plan import Plan, Requests, Values
+from sim.policies import Policy, policy_class
+from sim.run.blindness import blurred, check_blind
+from sim.run.scene import plan_for, scene
+from sim.view import View
+from tests.support.places import REPOSITORY
+from tests.support.worlds import POLICIES, World, worlds
+from traces.trace import Trace
+
+LAW = REPOSITORY / "traces" / "mixtral_law.npz"
+
+
+def asking(view: View, routes: np.ndarray, point: int) -> Plan:
+    row, layer, slot = np.nonzero(routes >= 0)
+    expert = layer * view.n_experts + routes[row, layer, slot]
+    step = view.step[row]
+    return Plan(requests=Requests.build(view.moment(step, point), step * view.n_layers + layer, expert))
+
+
+class Impatient(Policy):
+    """Asks at a step's beginning for the routes of the step itself, by the public view alone."""
+
+    name = "impatient"
+
+    def plan(self, view: View) -> Plan:
+        return asking(view, view.route(view.n_layers), 0)
+
+
+class Prophet(Policy):
+    """Asks for what the next row of the trace takes."""
+
+    name = "prophet"
+
+    def plan(self, view: View) -> Plan:
+        return asking(view, np.roll(view.route(view.n_layers), -1, axis=0), 0)
+
+
+class Valuer(Policy):
+    """Values experts by how often the whole run takes them."""
+
+    name = "valuer"
+
+    def plan(self, view: View) -> Plan:
+        routes = view.route(view.n_layers)
+        flat = (np.arange(view.n_layers)[:, None] * view.n_experts + routes)[routes >= 0]
+        counts = np.bincount(flat, minlength=view.n_layers * view.n_experts)
+        zero = np.zeros(1, np.int64)
+        return Plan(eviction="score", values=Values(zero, zero, counts[None].astype(np.int64)))
+
+
+class Overreacher(Policy):
+    """Is told one layer ahead, and takes two."""
+
+    name = "overreacher"
+    foresight = 1
+
+    def plan(self, view: View) -> Plan:
+        row, slot = np.nonzero(view.route(3)[:, 2] >= 0)
+        step, expert = view.step[row], 2 * view.n_experts + view.route(3)[row, 2, slot]
+        return Plan(requests=Requests.build(view.moment(step, 1), step * view.n_layers + 2, expert))
+
+
+class Told(Policy):
+    """Is told one layer ahead, and takes one."""
+
+    name = "told"
+    foresight = 1
+
+    def plan(self, view: View) -> Plan:
+        row, slot = np.nonzero(view.foreseen(1)[:, 1] >= 0)
+        step, expert = view.step[row], view.n_experts + view.foreseen(1)[row, 1, slot]
+        return Plan(requests=Requests.build(view.moment(step, 1), step * view.n_layers + 1, expert))
+
+
+class Honest(Policy):
+    """Asks for what the row before took."""
+
+    name = "honest"
+
+    def plan(self, view: View) -> Plan:
+        return asking(view, view.previous_route(), 0)
+
+
+@pytest.mark.parametrize("cheat", [Impatient, Prophet, Valuer, Overreacher])
+def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> None:
+    here = scene(LAW, learns=False)
+    with pytest.raises(InputError, match=f"policy {cheat.name}: it peeks: what it decides up to step"):
+        plan_for(here, f"{cheat.__module__}:{cheat.__qualname__}")
+
+
+def test_an_honest_policy_from_outside_runs() -> None:
+    here = scene(LAW, learns=False)
+    for honest in ("Honest", "Told"):
+        assert plan_for(here, f"{__name__}:{honest}")[0].requests is not None
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if not policy_class(name).clairvoyant])
+@given(world=worlds())
+@settings(max_examples=25)
+def test_the_projects_own_policies_are_blind(name: str, world: World) -> None:
+    kind = policy_class(name)
+    made = kind(world.setting, kind.takes())
+    check_blind(made, world.trace, world.work, made.plan(made.view(world.trace, world.work)))
+
+
+def test_what_is_blurred_is_what_is_not_known_yet() -> None:
+    here = scene(LAW, learns=False)
+    step, point = 30, 5
+    blur: Trace = blurred(here.trace, here.work, step * (here.work.n_layers + 1) + point)
+    row = int(here.work.schedule.rows[here.work.schedule.offsets[step]])
+    same = (blur.experts == here.trace.experts).all(axis=2)
+    assert same[:row].all()
+    assert same[row, :point].all()
+    assert not same[row, point:].any()
+    assert not same[row + 1 :].any()
+    assert here.trace.embeddings is not None
+    assert blur.embeddings is not None
+    index = int(np.flatnonzero(here.trace.decode_rows == row)[0])
+    level = (blur.embeddings == here.trace.embeddings).all(axis=2)
+    assert level[:index].all()
+    assert level[index, : point + 1].all()
+    assert not level[index, point + 1 :].any()

@@ -1,0 +1,98 @@
+"""Small worlds whose experts are real matrices, and runs of them on the CPU as a device."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from realrun.device.devices import Device, open_device
+from realrun.device.host_store import HostStore
+from realrun.engine.experts import expert_size
+from realrun.engine.layers import Layers
+from realrun.engine.predicting import Predictions
+from realrun.engine.replay_loop import Outcome, RealRun, Stage
+from sim.model.spec import load_model
+from sim.plan import Plan
+from sim.run.terms import settle
+from sim.workload import batched, workload
+from tests.support.strategies import make_trace, traces
+from tests.support.worlds import World, arbitrary_plan, toy_machine, toy_model
+
+SIZE = 2 * 3 * 64 * 128
+"""Bytes of the toy model's expert in bf16."""
+ALL_RESIDENT = Plan(everything_resident=True)
+TINY_MOE = dataclasses.replace(
+    load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
+    moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
+)  # fmt: skip
+
+
+def chain(experts: list[int], n_experts: int = 4, **more: Any) -> Any:
+    """One layer, one expert a token."""
+    return make_trace([[[expert]] for expert in experts], n_experts=n_experts, **more)
+
+
+def real_world(trace: Any, slots: int, batch: int = 1, **model: Any) -> World:
+    """A trace on a toy model of true dimensions, with so many slots."""
+    matrices = model.get("expert_matrices", 3)
+    size = SIZE * matrices // 3
+    spec = toy_model(trace.n_layers, trace.n_experts, trace.top_k, (size,) * trace.n_layers, **model)
+    machine = toy_machine()
+    work = workload(trace, spec, machine, batched(trace, batch))
+    return World(trace, spec, machine, batch, work, slots * size)
+
+
+@st.composite
+def real_worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None = None) -> World:
+    """Random ones, of up to 9 experts a layer."""
+    drawn = traces(max_layers=3, max_rows=4, max_sequences=3, prefill=prefill, ragged=ragged)
+    trace = draw(drawn.filter(lambda trace: trace.n_experts <= 9))
+    model: dict[str, Any] = {"shared_ffn": draw(st.sampled_from([0, 32]))}
+    if draw(st.booleans()):
+        model["expert_matrices"] = 2
+    return real_world(trace, draw(st.integers(1, 12)), draw(st.integers(1, 3)), **model)
+
+
+@st.composite
+def real_plans(draw: st.DrawFn) -> tuple[World, Plan]:
+    """A world and a plan that asks for anything that may be asked for."""
+    world = draw(real_worlds())
+    plan = arbitrary_plan(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), world, draw(st.integers(0, 30)))
+    if not world.fits(plan):
+        plan = dataclasses.replace(plan, host=None)
+    if not world.with_room(plan).fits(plan):
+        plan = dataclasses.replace(plan, most_bytes=0)
+    return world.with_room(plan), plan
+
+
+@contextmanager
+def staged(world: World) -> Iterator[tuple[Stage, Predictions]]:
+    """Experts and layers of a world's model on the CPU."""
+    with open_device("cpu") as device:
+        yield stage_of(world, device)
+
+
+def stage_of(world: World, device: Device) -> tuple[Stage, Predictions]:
+    """The same on a device that is open."""
+    size = expert_size(world.model)
+    store = HostStore(device, world.work.n_layers * world.work.n_experts, size)
+    layers = Layers(device, world.model, context=8, prompt=8)
+    predictions = Predictions(device, world.software, world.hardware, world.model.hidden)
+    return Stage(device, store, layers, world.model), predictions
+
+
+def real_run(
+    world: World, plan: Plan, stage: Stage, predictions: Predictions, kind: type[RealRun] = RealRun, **options: Any
+) -> RealRun:
+    """The run of a plan, not begun yet."""
+    terms = settle(world.work, plan, world.budget, world.discipline, world.chunks)
+    return kind(stage, world.work, world.trace.experts, plan, terms, predictions, **options)
+
+
+def run_on_cpu(world: World, plan: Plan, **options: Any) -> Outcome:
+    """Run a plan from beginning to end."""
+    with staged(world) as (stage, predictions):
+        return real_run(world, plan, stage, predictions, **options).execute()

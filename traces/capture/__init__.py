@@ -1,0 +1,1 @@
+"""Record what the routers of a real model decide."""

@@ -1,0 +1,244 @@
+"""A Hugging Face checkpoint: load it for capture and say what it is."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+from ground.foreign_code import DEBUG, running
+from ground.text import first_words
+from traces.capture.hooks import Recorder
+from traces.model_shapes import KNOWN
+
+RECORD_FILE = "training.json"
+BASIS_FILE = "embedding_basis.npz"
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # never pickled weights
+
+
+def located(model: str | Path) -> Path:
+    """The folder of a checkpoint: ``model`` itself, or where the Hugging Face hub's client keeps its copy of that name.
+
+    Raises InputError if it is neither a folder with a config.json nor a name that the hub gives.
+    """
+    folder = Path(model)
+    if not folder.exists() and _HUB_NAME.fullmatch(str(model)):
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(str(model), allow_patterns=list(_HUB_FILES)))
+        except Exception as error:  # the hub's client raises errors of many libraries
+            raise InputError(f"{model}: no such folder, and the hub does not give it ({first_words(error)})") from None
+    if folder.is_file():
+        raise InputError(f"{folder}: is a file; expected the folder of a checkpoint")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: no checkpoint of a model (config.json is not there)")
+    return folder
+
+
+def model_name(model: str | Path) -> str:
+    """What to call a checkpoint: the last part of its name, that of the repository for a copy of the hub's."""
+    path = Path(model)
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.resolve().name if path.exists() else path.name
+
+
+def basis_place(folder: Path, beside: Path) -> Path:
+    """Where a model's embedding basis lies: with the checkpoint, or ``beside`` the output if that cannot be written."""
+    place = folder / BASIS_FILE
+    return place if place.exists() or os.access(folder, os.W_OK) else beside / BASIS_FILE
+
+
+def skeleton(folder: Path) -> Any:
+    """A checkpoint's model without weights, on torch's meta device: what modules it has, before anything is loaded.
+
+    Raises InputError if the folder is no checkpoint of a model.
+    """
+    import torch
+
+    with running(str(folder), "not a model that can be captured", "free some"), torch.device("meta"):
+        kind, config = _architecture(folder)
+        return kind.from_config(config).eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """A checkpoint's tokenizer. Raises InputError if there is none that transformers can read."""
+    from transformers import AutoTokenizer
+
+    with running(str(folder), "no tokenizer that can be read", "free some"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _architecture(folder: Path) -> tuple[Any, Any]:
+    """The class that makes models of a checkpoint's kind, and its configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM, config
+
+
+def load(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> tuple[Any, Any]:
+    """A checkpoint's model and tokenizer, as `load_model` and `load_tokenizer` give them."""
+    return load_model(folder, experts_implementation, device), load_tokenizer(folder)
+
+
+def load_model(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> Any:
+    """A checkpoint's model, in its stored precision, eval mode.
+
+    ``device`` is cuda, cpu, auto, or spread: over all GPUs and host memory, as accelerate does it. MXFP4 experts are
+    unpacked: their kernels bypass the router. Raises InputError if the folder is no checkpoint that can be captured,
+    or lacks weights, which transformers would make up.
+    """
+    import torch
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
+    if device == "spread":
+        options["device_map"] = "auto"
+    with running(str(folder), "not a model that can be captured", "--device spread may help"), _quietly():
+        kind, config = _architecture(folder)
+        quantised = getattr(config, "quantization_config", None) or {}
+        if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
+        told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, found = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **told, **options)
+        _refuse_made_up(folder, found)
+    if device != "spread":
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        with running(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
+            model.to(torch.device(device))
+    return model.eval()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' own words, and its bars where nobody watches: what is wrong is one line."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    if not os.environ.get(DEBUG):
+        logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _refuse_made_up(folder: Path, found: Mapping[str, Any]) -> None:
+    """Raise InputError for tensors that the files lack or have in another shape; ``found`` is transformers' account."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        shapes = (" x ".join(map(str, shape)) for shape in (stored, wanted))
+        raise InputError("{}: {} is {}; expected {} by config.json".format(folder, name, *shapes))
+    if missing := sorted(found["missing_keys"]):
+        raise InputError(f"{folder}: its files lack {len(missing)} tensors, {missing[0]} is one; expected all of them")
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of a checkpoint's weights as its files say, 0 where they do not."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        whole = folder / "model.safetensors"
+        return whole.stat().st_size if whole.is_file() else 0
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """Every token id that ends a sequence, by the generation settings, the configuration and the tokenizer."""
+    ends: set[int] = set()
+    for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
+        value = getattr(owner, "eos_token_id", None)
+        ends.update(value if isinstance(value, list) else [value] if value is not None else [])
+    return ends
+
+
+def provenance(
+    folder: Path, name: str, recorder: Recorder, arrays: Mapping[str, np.ndarray], seed: int
+) -> dict[str, Any]:
+    """What a trace's meta says of the model, the software and the hardware it was captured with."""
+    import torch
+    import transformers
+
+    model: Any = recorder.model
+    record = folder / RECORD_FILE
+    trained = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    first = recorder.layers[0]
+    captured: dict[str, Any] = {
+        "what": trained.get("what") or f"{type(model).__name__} from the checkpoint {name}",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": str(model.dtype).removeprefix("torch."),
+        "experts_implementation": getattr(model.config, "_experts_implementation", None),
+        "checkpoint_sha256": checkpoint_sha256(folder),
+        "seed": seed,
+        "router": first.family.facts(first.router),
+    }
+    shape = {"experts": int(arrays["probs"].shape[2]), "top_k": int(arrays["experts"].shape[2])}
+    if trained:
+        captured["topology"] = trained["topology"]
+        captured["trained"] = trained["training"]
+        model_meta = {"name": trained["topology"]["name"], **shape}
+    else:
+        own = _own_name(name, model, shape, len(recorder.layers))
+        model_meta = {"name": own, **shape, "config": _config(model, folder)}
+    if recorder.part:
+        model_meta["part"] = recorder.part
+    hardware = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
+    return {
+        "schema": 1,
+        "model": model_meta,
+        "captured": captured,
+        "software": {
+            "python": platform.python_version(), "torch": torch.__version__,
+            "transformers": transformers.__version__, "numpy": np.__version__,
+        },
+        "hardware": hardware or platform.machine(),
+    }  # fmt: skip
+
+
+def _own_name(name: str, model: Any, shape: Mapping[str, int], layers: int) -> str:
+    """The checkpoint's name, unless it is that of a known model of another shape, whose sizes it must not get."""
+    known = KNOWN.get(name.lower())
+    if known is None or (len(known.routed), known.experts, known.top_k) == (layers, shape["experts"], shape["top_k"]):
+        return name
+    return f"{name} ({model.config.model_type} of another size)"
+
+
+def _config(model: Any, folder: Path) -> dict[str, Any]:
+    """The configuration with its class's defaults filled in, as strict JSON, types of numbers by their plain names.
+
+    What it says of quantisation is that of the file, whose bytes an expert costs, even if experts ran unpacked.
+    """
+    plain = json.loads(json.dumps(model.config.to_dict(), default=str))
+    stored = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config")
+    if stored:
+        plain["quantization_config"] = stored
+    for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(part.get(key), str):
+                part[key] = part[key].removeprefix("torch.")
+    return dict(plain)
+
+
+def checkpoint_sha256(folder: Path) -> str:
+    """Hash of a checkpoint's weight files, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()

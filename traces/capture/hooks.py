@@ -1,0 +1,202 @@
+"""Hooks that record what the routers of a running model decide, checked against what its experts were given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ground.errors import InputError
+from ground.foreign_code import running
+from traces.capture.routers import Family, RoutedLayer, Routing, check_matrix, no_router, parts, routed_layers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Rows of one forward pass, padding removed, on the host: n rows, L routed layers, K slots, E experts, H hidden.
+
+    ``states[:, 0]`` is the embedding layer's output and ``states[:, 1 + l]`` routed layer l's router input, on the
+    model's device and in its dtype (one level alone where ``take`` was asked for one); ``lookahead[:, l]`` is what
+    layer l+1's router weights choose for layer l's input.
+    """
+
+    experts: "torch.Tensor"  # (n, L, K) int16
+    gates: "torch.Tensor"  # (n, L, K) float16
+    probs: "torch.Tensor"  # (n, L, E) uint8, probability x 255 rounded
+    lookahead: "torch.Tensor"  # (n, L, K) int16
+    states: "torch.Tensor"  # (n, L+1, H), or (n, H) of one level
+    ties: int  # (row, layer) pairs whose choice hung on two equal scores
+
+
+class Recorder:
+    """Record every router call of ``model`` while the context is open; ``take`` after each forward pass.
+
+    ``part`` is "encoder" or "decoder" of a model that has both. The model is put in eval mode (no jitter, no dropout).
+    Raises InputError if it has no router that ``families`` (default: FAMILIES) knows.
+    """
+
+    def __init__(self, model: "nn.Module", part: str = "", families: Mapping[str, Family] | None = None) -> None:
+        self.model = model.eval()
+        self.part = part
+        self.layers: list[RoutedLayer] = routed_layers(model, part, families)
+        self._handles: list[Any] = []
+        self._clear()
+
+    def __enter__(self) -> "Recorder":
+        model: Any = self.model
+        # The two stacks of an encoder-decoder model have embedding modules of their own, with shared weights.
+        stack = getattr(model, self.part) if self.part else model
+        self._handles.append(stack.get_input_embeddings().register_forward_hook(self._keep_embedding))
+        for index, routed in enumerate(self.layers):
+            self._handles.append(routed.router.register_forward_hook(self._router_hook(index)))
+            if routed.experts is not None:
+                hook = self._experts_hook(index)
+                self._handles.append(routed.experts.register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, valid: "torch.Tensor", position: "torch.Tensor", level: int | None = None) -> Recorded:
+        """The rows of the forward pass since the last call for which ``valid`` (batch x length, bool) is True.
+
+        ``position`` (batch x length, or one row for all) is each token's place in its sequence. ``level`` keeps the
+        states of that level alone. Raises InputError naming the layer unless each router recorded exactly one row for
+        each token of the pass, finite, with the ids and weights that its experts module was given.
+        """
+        import torch
+
+        rows = valid.numel()
+        self._check_rows(rows)
+        keep = valid.reshape(-1).nonzero().squeeze(1)
+        hidden = [torch.cat(state) for state in (self._embedding, *self._inputs)]
+        hidden = [state.to(keep.device).index_select(0, keep) for state in hidden]
+        routings = [_joined(calls, keep) for calls in self._routings]
+        # Before the comparison with the experts: what is not a number equals nothing, not even itself.
+        self._check_finite(routings, valid, position)
+        self._check_experts(rows)
+        ids = torch.stack([routing.ids for routing in routings], dim=1)
+        ahead = torch.full_like(ids, -1)
+        for index, following in enumerate(self.layers[1:]):
+            ahead[:, index] = _ahead(following, hidden[1 + index], ids.shape[-1]).to(ids.device)
+        self._clear()
+        return Recorded(
+            experts=ids.to(torch.int16).cpu(),
+            gates=torch.stack([routing.weights for routing in routings], dim=1).to(torch.float16).cpu(),
+            probs=(torch.stack([r.probs for r in routings], dim=1) * 255).round().to(torch.uint8).cpu(),
+            lookahead=ahead.to(torch.int16).cpu(),
+            states=torch.stack(hidden, dim=1) if level is None else hidden[level],
+            ties=int(torch.stack([routing.tied for routing in routings]).sum()),
+        )
+
+    def _check_rows(self, rows: int) -> None:
+        """One row a token at every layer."""
+        embedded = sum(len(state) for state in self._embedding)
+        if embedded != rows:
+            raise InputError(f"the embedding layer recorded {embedded} rows of {rows}")
+        for routed, routings in zip(self.layers, self._routings, strict=True):
+            recorded = sum(len(routing.ids) for routing in routings)
+            if recorded != rows:
+                raise InputError(
+                    f"layer {routed.layer} captured {recorded} rows of {rows} ({routed.name}: the router is bypassed, "
+                    "perhaps by a fused kernel; load the model without kernels)"
+                )
+
+    def _check_experts(self, rows: int) -> None:
+        """The same ids and weights at router and experts; rows that do not count may hold anything in both."""
+        for routed, routings, used in zip(self.layers, self._routings, self._used, strict=True):
+            if routed.experts is None:
+                continue
+            if sum(len(ids) for ids, _ in used) != rows:
+                raise InputError(
+                    f"layer {routed.layer}: its experts were called for another number of rows than {rows}"
+                )
+            for routing, (ids, weights) in zip(routings, used, strict=True):
+                if not bool((routing.ids == ids).all()):
+                    raise InputError(f"layer {routed.layer}: the experts that ran are not those of its router")
+                if not bool(((routing.weights == weights) | (routing.weights.isnan() & weights.isnan())).all()):
+                    raise InputError(f"layer {routed.layer}: the experts' weights are not those of its router")
+
+    def _check_finite(self, routings: list[Routing], valid: "torch.Tensor", position: "torch.Tensor") -> None:
+        """No router may give what a trace cannot hold: NaN, or a weight beyond 16 bits."""
+        import torch
+
+        for routed, routing in zip(self.layers, routings, strict=True):
+            fits = (routing.weights.to(torch.float16).isfinite().all(-1) & routing.probs.isfinite().all(-1)).cpu()
+            if not bool(fits.all()):
+                sequence, place = valid.cpu().nonzero()[~fits][0].tolist()
+                token = int(position.expand_as(valid)[sequence, place])
+                raise InputError(
+                    f"layer {routed.layer}: router {routed.name} gave a value that is not finite in 16 bits, for token "
+                    f"{token} of sequence {sequence} of its batch (counted from 0)"
+                )
+
+    def _clear(self) -> None:
+        self._embedding: list[torch.Tensor] = []
+        self._inputs: list[list[torch.Tensor]] = [[] for _ in self.layers]
+        self._routings: list[list[Routing]] = [[] for _ in self.layers]
+        self._used: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.layers]
+
+    def _keep_embedding(self, module: "nn.Module", inputs: Any, output: "torch.Tensor") -> None:
+        self._embedding.append(output.detach().reshape(-1, output.shape[-1]))
+
+    def _router_hook(self, index: int) -> Any:
+        family = self.layers[index].family
+
+        def keep(module: "nn.Module", inputs: Any, output: Any) -> None:
+            hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            routing = family.routing(module, hidden, output)
+            if not self._inputs[index]:
+                check_matrix(self.layers[index], routing.probs.shape[-1], hidden.shape[-1])
+            self._inputs[index].append(hidden)
+            self._routings[index].append(routing)
+
+        return keep
+
+    def _experts_hook(self, index: int) -> Any:
+        family = self.layers[index].family
+
+        def keep(module: "nn.Module", inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            ids, weights = family.given((*inputs, *named.values()))
+            self._used[index].append((ids.detach(), weights.detach()))
+
+        return keep
+
+
+def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[str, Recorder]:
+    """A recorder for each part of ``model`` that has routed layers: one named "", or encoder and decoder.
+
+    Raises InputError if there is none.
+    """
+    found = {part: Recorder(model, part, families) for part in parts(model)}
+    kept = {part: recorder for part, recorder in found.items() if recorder.layers}
+    if not kept:
+        raise no_router(model)
+    return kept
+
+
+def _ahead(routed: RoutedLayer, states: "torch.Tensor", top_k: int) -> "torch.Tensor":
+    """Ids (n, K) that a router's weights choose for states (n, H) of the layer before, where its weights lie."""
+    router = routed.router
+    weights = next(chain(router.parameters(), router.buffers()), states)
+    where = f"layer {routed.layer}: router {routed.name}"
+    with running(where, "its weights cannot be applied for look-ahead", "a smaller --batch or --chunk may help"):
+        return routed.family.ahead(router, states.to(weights.device), top_k)
+
+
+def _joined(calls: list[Routing], keep: "torch.Tensor") -> Routing:
+    """The kept rows of the calls of one router."""
+    import torch
+
+    def rows(name: str) -> "torch.Tensor":
+        return torch.cat([getattr(call, name).detach() for call in calls]).to(keep.device).index_select(0, keep)
+
+    return Routing(rows("ids"), rows("weights"), rows("probs"), rows("tied"))

@@ -1,0 +1,157 @@
+"""A person's own prompts, from a text or JSON lines file, and prompts of any source as token ids in batches."""
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+from ground.files import check_regular
+from ground.text import check_name
+from traces.arrays import shown
+from traces.assemble import split_in_order
+from traces.capture.corpora import DomainText, Row, normalised
+from traces.capture.decoding import Prompt
+
+TEMPLATES = ("plain", "chat")
+
+
+def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainText]:
+    """The prompts of a file, by domain in order of appearance: 70 % of each domain's profile, the rest evaluation.
+
+    A ``.jsonl`` file has an object a line: ``prompt`` (text) or ``messages`` ([{"role", "content"}, ...], a whole
+    conversation), and optionally ``response``, ``domain`` (default: the file's name), ``source`` and ``licence``. Any
+    other file has one prompt a line; empty lines are skipped. Of a conversation everything up to its last user message
+    is the prompt, so that each token is run once, and a last assistant message is the known response. Equal prompts
+    are on the same side of the split; a lone prompt is for evaluation.
+
+    Raises InputError naming the line and the field, or the file if it holds no prompt.
+    """
+    name = shown(path)
+    check_regular(path)
+    read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
+    domains: dict[str, list[Row]] = {}
+    try:
+        with Path(path).open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    row = read(f"{name}: line {number}", line, Path(name).stem, licence)
+                    check_name(row.domain, f"{name}: line {number}: domain")
+                    domains.setdefault(row.domain, []).append(row)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not UTF-8 ({error})") from None
+    if not domains:
+        raise InputError(f"{name}: no prompt in it; expected one a line")
+    return [_split(domain, rows, f"prompts of {Path(path).name}") for domain, rows in domains.items()]
+
+
+def _text_row(where: str, line: str, domain: str, licence: str) -> Row:
+    return Row(domain, domain, licence, line.strip(), "")
+
+
+def _json_row(where: str, line: str, domain: str, licence: str) -> Row:
+    """One line of JSON as a Row."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON ({error})") from None
+    if not isinstance(found, dict) or ("prompt" in found) == ("messages" in found):
+        raise InputError(f"{where}: expected an object with either 'prompt' or 'messages'")
+    text = {"response": "", "domain": domain, "source": domain, "licence": licence} | {
+        key: value for key, value in found.items() if key in ("prompt", "response", "domain", "source", "licence")
+    }
+    for key, value in text.items():
+        if not isinstance(value, str) or (not value.strip() and key in ("prompt", "domain")):
+            raise InputError(f"{where}: field {key!r} is {value!r:.40}; expected a text")
+    messages: tuple[tuple[str, str], ...] = ()
+    if "messages" in found:
+        messages, answer = _conversation(where, found["messages"])
+        text["response"] = text["response"] or answer
+        text["prompt"] = "\n".join(f"{role}: {content}" for role, content in messages)
+    return Row(text["domain"], text["source"], text["licence"], text["prompt"], text["response"], messages)
+
+
+def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The messages up to the last one of the user, and the answer that follows it, if any."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{where}: field 'messages' is {messages!r:.40}; expected a list of messages")
+    turns = []
+    for index, message in enumerate(messages):
+        fields = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(field, str) for field in fields):
+            raise InputError(f"{where}: message {index} is {message!r:.60}; expected 'role' and 'content', both texts")
+        turns.append((str(fields[0]), str(fields[1])))
+    last = max((index for index, (role, _) in enumerate(turns) if role == "user"), default=None)
+    if last is None or len(turns) > last + 2:
+        raise InputError(f"{where}: expected a user message, and at most one answer after the last of them")
+    return tuple(turns[: last + 1]), turns[last + 1][1] if len(turns) > last + 1 else ""
+
+
+def _split(domain: str, rows: list[Row], about: str) -> DomainText:
+    """Rows of one domain on the two sides, in order."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(normalised(row.prompt), []).append(row)
+    sides = split_in_order(np.array([domain] * len(groups)))
+    both: dict[str, list[Row]] = {"profile": [], "eval": []}
+    for side, group in zip(sides.tolist(), groups.values(), strict=True):
+        both[side] += group
+    return DomainText(domain, train=[], profile=both["profile"], eval=both["eval"], about=about)
+
+
+@dataclass
+class Batches:
+    """Batches of a split's prompts in order, left out where a prompt has more than ``longest`` tokens or none.
+
+    A batch has at most ``batch`` prompts, and at most ``chunk`` rows once padded, in prefill and in all decode steps
+    together; a prompt longer than ``chunk`` is alone in its batch. ``left_out`` counts while iterating.
+    """
+
+    rows: Sequence[Row]
+    tokenizer: Any
+    template: str
+    split: str
+    longest: int
+    batch: int
+    chunk: int
+    new_tokens: int
+    left_out: int = 0
+
+    def __iter__(self) -> Iterator[list[tuple[Row, Prompt]]]:
+        batch: list[tuple[Row, Prompt]] = []
+        width = self.new_tokens
+        for number, row in enumerate(self.rows):
+            ids = prompt_ids(row, self.tokenizer, self.template)
+            if not 0 < len(ids) <= self.longest:
+                self.left_out += 1
+                continue
+            wider = max(width, len(ids))
+            if batch and (len(batch) == self.batch or wider * (len(batch) + 1) > self.chunk):
+                yield batch
+                batch, wider = [], max(self.new_tokens, len(ids))
+            width = wider
+            response = self.tokenizer(row.response, add_special_tokens=False)["input_ids"] if row.response else []
+            seed = zlib.crc32(f"{row.domain}:{self.split}:{number}".encode())
+            batch.append((row, Prompt(ids, list(response), seed)))
+        if batch:
+            yield batch
+
+
+def prompt_ids(row: Row, tokenizer: Any, template: str) -> list[int]:
+    """Token ids of a row's prompt: a conversation, and any prompt under ``chat``, in the tokenizer's own template.
+
+    Raises InputError if that is wanted of a tokenizer that has none.
+    """
+    if template == "plain" and not row.messages:
+        return list(tokenizer(row.prompt)["input_ids"])
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise InputError(
+            "the tokenizer has no chat template; give 'prompt' instead of 'messages', and --template plain"
+        )
+    turns = row.messages or (("user", row.prompt.strip()),)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])

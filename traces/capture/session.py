@@ -1,0 +1,234 @@
+"""Record routing traces of a Hugging Face Mixture-of-Experts model on text: real prefill, real decoding.
+
+Rows are captured batch by batch: ids, gates and probabilities stay in memory (layers x (experts + 6 top_k) bytes a
+row), full hidden states are spooled to a temporary file (4 x hidden size x (layers + 1) bytes a decode row) until the
+model's embedding basis is known. A batch has at most ``Amount.chunk`` rows, and no more than one batch of states is
+ever in memory.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ground.errors import InputError
+from ground.files import atomic_path
+from traces.capture.batches import prefill_level
+from traces.capture.checkpoint import basis_place, load, located, model_name, provenance
+from traces.capture.corpora import DomainText, read_domain
+from traces.capture.decoding import Decoding
+from traces.capture.domain_run import Amount, Captured, Recording
+from traces.capture.families import FAMILIES, read_families
+from traces.capture.hooks import recorders
+from traces.capture.prompts import TEMPLATES, read_prompts
+from traces.embeddings import Basis
+from traces.probabilities import keep_largest
+from traces.statistics import routing
+from traces.statistics.embedding_price import choose_basis
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to capture; every field has the same name on the command line.
+
+    ``embedding`` is ``auto`` (the cheapest of pricing.CANDIDATES that loses at most MOST_LOSS recall), ``none``, or
+    dimensions x bits such as ``96x3``; a basis already at ``basis_path`` (default: beside the checkpoint, or beside the
+    output if that cannot be written) is used as it is, else the one fitted is saved there. ``probs`` router
+    probabilities of each route are kept, the largest (None: all). ``statistics_path`` receives routing statistics as
+    JSON. ``adapter`` is a Python file with the router families of one's own.
+    """
+
+    amount: Amount = field(default_factory=Amount)
+    decoding: Decoding = field(default_factory=Decoding)
+    template: str = "plain"
+    embedding: str = "auto"
+    probs: int | None = None
+    basis_path: str | Path | None = None
+    statistics_path: str | Path | None = None
+    experts_implementation: str | None = None
+    adapter: str | Path | None = None
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.template not in TEMPLATES:
+            raise InputError(f"template {self.template!r}; one of {', '.join(TEMPLATES)}")
+        _embedding(self.embedding)
+        if self.probs is not None and self.probs < 1:
+            raise InputError(f"probs is {self.probs}; expected at least 1")
+
+
+def capture(
+    model_dir: str | Path, corpora: str | Path, domains: Sequence[str], output: str | Path, **settings: Any
+) -> list[Path]:
+    """Capture ``domains`` of ``corpora`` with a checkpoint; one trace a domain, paths returned.
+
+    ``model_dir`` is a folder or a name on the Hugging Face hub, ``output`` the file of a single domain or the folder of
+    several, ``settings`` those of :class:`Settings`. Of an encoder-decoder model the decoder's trace has that name and
+    the encoder's ends in ``.encoder.npz``.
+
+    Raises InputError for anything wrong with the arguments, the text or the model, before anything is written.
+    """
+    chosen = Settings(**settings)
+    texts = [read_domain(corpora, domain, chosen.seed) for domain in domains]
+    targets = _targets(Path(output), domains)
+    traces = _record(model_dir, texts, targets[0].parent, chosen)
+    return [path for found, target in zip(traces, targets, strict=True) for path in _save(found, target)]
+
+
+def capture_prompts(
+    model_dir: str | Path, prompts: str | Path, output: str | Path, *, licence: str = "not stated", **settings: Any
+) -> list[Path]:
+    """Capture a person's own prompts (prompts.read_prompts), all domains in one trace; else as `capture`."""
+    chosen = Settings(**settings)
+    texts = read_prompts(prompts, licence)
+    target = Path(output)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"{target}: expected the name of a file in a folder that exists")
+    traces = _record(model_dir, texts, target.parent, chosen)
+    return _save({part: _joined([found[part] for found in traces]) for part in traces[0]}, target)
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    """One trace of the domains of one text."""
+    texts = [trace.meta["text"] for trace in traces]
+    whole = Trace.concat(traces)
+    text = {
+        "source": "; ".join(one["source"] for one in texts),
+        "sources": {source: licence for one in texts for source, licence in one["sources"].items()},
+        "licence": "; ".join(sorted({one["licence"] for one in texts})),
+    }
+    meta = {key: value for key, value in whole.meta.items() if key != "joined"} | {"text": text}
+    return replace(whole, meta=meta)
+
+
+def _save(traces: Mapping[str, Trace], target: Path) -> list[Path]:
+    """Write the parts of one captured text, the decoder or only part under the name asked for."""
+    paths = []
+    for part, trace in traces.items():
+        paths.append(target.with_suffix(".encoder.npz") if part == "encoder" else target)
+        trace.save(paths[-1])
+    return sorted(paths, key=lambda path: path != target)
+
+
+def _record(
+    model_dir: str | Path, texts: Sequence[DomainText], beside: Path, settings: Settings
+) -> list[dict[str, Trace]]:
+    """The traces of each text, by part of the model."""
+    families = FAMILIES | (read_families(settings.adapter) if settings.adapter else {})
+    folder = located(model_dir)
+    model, tokenizer = load(folder, settings.experts_implementation, settings.device)
+    wanted = _embedding(settings.embedding)
+    place = Path(settings.basis_path) if settings.basis_path else basis_place(folder, beside)
+    basis = Basis.load(place) if wanted != "none" and place.exists() else None
+    with ExitStack() as hooks:
+        found = {part: hooks.enter_context(one) for part, one in recorders(model, families).items()}
+        main = list(found)[-1]
+        recording = Recording(found, tokenizer, settings.amount, settings.decoding, settings.template)
+        captured = [recording.domain(text) for text in texts]
+        mains = [one[main] for one in captured]
+        experts = int(mains[0].arrays["probs"].shape[2])
+        about: dict[str, Any] = {}
+        if wanted != "none" and any(one.decode.any() for one in mains):
+            size = None if isinstance(wanted, str) else wanted
+            basis, about = choose_basis([one.keyed() for one in mains], experts, size, basis, settings.seed)
+            about["prefill_layer"] = prefill_level(len(mains[0].layers))
+            if not place.exists():
+                basis.save(place)
+        traces: list[dict[str, Trace]] = []
+        for one in captured:
+            traces.append({})
+            for part, rows in one.items():
+                common = provenance(folder, model_name(model_dir), found[part], rows.arrays, settings.seed)
+                common["decoding"] = _decoding(settings)
+                whole = assemble(rows, common, basis if part == main and about else None, about)
+                traces[-1][part] = whole if settings.probs is None else keep_largest(whole, settings.probs)
+        if settings.statistics_path:
+            _write_statistics(Path(settings.statistics_path), mains, experts, traces[0][main].meta, about)
+    return traces
+
+
+def assemble(one: Captured, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
+    """The Trace of a captured domain; states become stored integers if there is a basis."""
+    notes = list(one.notes)
+    if one.ties:
+        notes.append(f"{one.ties} routes hung on two equal scores; the ids are those that the model used")
+    dropped = int((one.arrays["experts"] < 0).sum())
+    if dropped:
+        notes.append(f"{dropped} of {one.arrays['experts'].size} ids are -1: their expert had no room for the token")
+    meta = {
+        **common,
+        "text": {
+            "source": f"{one.domain}: {one.about}",
+            "sources": one.sources,
+            "licence": "; ".join(sorted(set(one.sources.values()))),
+        },
+        "notes": notes,
+    }
+    arrays: dict[str, Any] = dict(one.arrays)
+    if basis is not None:
+        meta["embedding"] = dict(about)
+        arrays["embeddings"] = basis.quantise(one.states)
+        arrays["embedding_scale"] = basis.scale
+        arrays["prefill_embeddings"] = basis.quantise(one.prefill_states, prefill_level(len(one.layers)))
+    return Trace(
+        meta=meta,
+        layers=np.array(one.layers, np.int32),
+        domain=np.array([one.domain] * len(one.sequence_id)),
+        split=np.array(one.split),
+        sequence_id=np.array(one.sequence_id),
+        **arrays,
+    )
+
+
+def _embedding(text: str) -> str | tuple[int, int]:
+    """``auto``, ``none``, or (dims, bits)."""
+    if text in ("auto", "none"):
+        return text
+    dims, times, bits = text.partition("x")
+    if not (times and dims.isdigit() and bits.isdigit()):
+        raise InputError(f"embedding {text!r}; expected auto, none or dimensions x bits such as 96x3")
+    return int(dims), int(bits)
+
+
+def _targets(output: Path, domains: Sequence[str]) -> list[Path]:
+    """One output file a domain; folders are made."""
+    if not domains or len(set(domains)) != len(domains):
+        raise InputError(f"domains {', '.join(domains) or 'none'}: expected one or more, each once")
+    if len(domains) == 1 and output.suffix == ".npz":
+        return [output]
+    output.mkdir(parents=True, exist_ok=True)
+    return [output / f"{domain}.npz" for domain in domains]
+
+
+def _decoding(settings: Settings) -> dict[str, Any]:
+    """What a trace's meta says of how its tokens came to be."""
+    amount, decoding = settings.amount, settings.decoding
+    mode: dict[str, Any] = asdict(decoding) if decoding.mode == "sampled" else {"mode": decoding.mode}
+    return {
+        **mode, "template": settings.template, "batch": amount.batch, "padding": "left", "kv_cache": True,
+        "prompt_tokens_at_most": amount.prompt_tokens, "new_tokens_at_most": amount.new_tokens,
+    }  # fmt: skip
+
+
+def _write_statistics(
+    path: Path, captured: Sequence[Captured], experts: int, common: Mapping[str, Any], about: Mapping[str, Any]
+) -> None:
+    """Routing statistics as JSON, and as tables for a person."""
+    result = routing.statistics(
+        {one.domain: one.keyed() for one in captured}, {one.domain: one.previous() for one in captured}, experts
+    )
+    passed = routing.show(result, Console(stderr=True))
+    whole = {
+        "model": common["model"], "captured": common["captured"], "decoding": common["decoding"],
+        "software": common["software"], "hardware": common["hardware"], "embedding": dict(about),
+        "routing": result, "passed": passed, "samples": {one.domain: one.samples for one in captured},
+    }  # fmt: skip
+    with atomic_path(path) as part:
+        part.write_text(json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")

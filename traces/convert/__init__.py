@@ -1,0 +1,1 @@
+"""Turn routing records of other tools into traces."""

@@ -1,0 +1,230 @@
+"""Turn routing records of other tools into traces.
+
+Kinds: ``gpt-oss`` (decode routes with probabilities over the top 4), ``esft`` (DeepSeek-V2-Lite routes with weights),
+``device`` (one prefill and decode run with expert sizes) and ``serving`` (what serving engines return, see serving.py).
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+from traces.arrays import integers, named, read_arrays, shown
+from traces.assemble import assemble, lengths_of
+from traces.convert.serving import SERVING_ARRAYS, from_serving
+from traces.model_shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
+from traces.trace import Trace
+
+__all__ = ["Given", "convert_file"]
+
+GPT_OSS_ARRAYS = ("experts", "probs", "offsets", "dataset", "category", "prompt_len")
+ESFT_ARRAYS = ("experts", "weights", "offsets")
+DEVICE_ARRAYS = ("routes", "phase", "n_experts", "k", "expert_bytes")
+
+
+def convert_file(path: str | Path, output: str | Path, *, kind: str | None = None, given: Given | None = None) -> Trace:
+    """Read the record at ``path``, write it as a trace to ``output`` and return it.
+
+    ``kind`` is told by the names of the arrays when None. What is doubtful but usable is in ``meta["notes"]``. Raises
+    InputError, one line naming file, array, row and value, before anything is written.
+    """
+    arrays, sha256 = read_arrays(path)
+    name = shown(path)
+    with named(name):
+        kind = kind or recognise(arrays)
+        if kind not in KINDS:
+            raise InputError(f"kind {kind!r}: expected {', '.join(KINDS)}")
+        trace = KINDS[kind](arrays, given or Given(), Path(name).stem)
+        trace.meta["converted"] = {"file": Path(name).name, "sha256": sha256, "kind": kind}
+    trace.save(output)
+    return trace
+
+
+def recognise(arrays: Collection[str]) -> str:
+    """The kind of record that has arrays of these names; raises InputError."""
+    names = set(arrays)
+    if "" in names or "routed_experts" in names:
+        return "serving"
+    for kind, wanted in (("device", DEVICE_ARRAYS), ("gpt-oss", GPT_OSS_ARRAYS), ("esft", ESFT_ARRAYS)):
+        if names == set(wanted):
+            return kind
+    if {"meta", "experts", "layers"} <= names:
+        raise InputError("is a trace already")
+    raise InputError(
+        f"arrays {', '.join(sorted(names))[:120]}: of no known kind; expected {', '.join(DEVICE_ARRAYS)} (device) or "
+        f"{', '.join(GPT_OSS_ARRAYS)} (gpt-oss) or {', '.join(ESFT_ARRAYS)} (esft) or routed_experts (serving)"
+    )
+
+
+def _require(arrays: dict[str, np.ndarray], wanted: Collection[str]) -> list[np.ndarray]:
+    """The arrays of these names, in order; raises InputError if one is missing or there are others."""
+    for name in wanted:
+        if name not in arrays:
+            raise InputError(f"array {name!r} is missing, expected {', '.join(wanted)}")
+    for name in arrays:
+        if name not in wanted:
+            raise InputError(f"unknown array {name!r}, expected {', '.join(wanted)}")
+    return [arrays[name] for name in wanted]
+
+
+def _routes(name: str, array: np.ndarray) -> np.ndarray:
+    """(T, L, K) int16 ids; (T, L) is K = 1."""
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or not array.size:
+        raise InputError(f"array {name!r}: shape {array.shape}, expected (rows, layers, k)")
+    return integers(array, np.int16, f"array {name!r}")
+
+
+def _finite(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if array.dtype.kind != "f" or array.shape != shape:
+        raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected floats of shape {shape}")
+    return array
+
+
+def _per_sequence(name: str, array: np.ndarray, count: int, kind: str) -> np.ndarray:
+    if array.shape != (count,) or array.dtype.kind not in kind:
+        wanted = "texts" if "U" in kind else "integers"
+        raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected {count} {wanted}")
+    return array
+
+
+def _meta(
+    model: dict[str, Any], given: Given, captured: str, decoding: str, notes: list[str], hardware: str = "not stated"
+) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "model": model,
+        "captured": {"what": captured},
+        "text": {"source": given.source or "not stated", "licence": given.licence or "not stated"},
+        "decoding": {"mode": decoding},
+        "hardware": hardware,
+        "notes": notes,
+    }
+
+
+def from_gpt_oss(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
+    """Greedy decode of gpt-oss without the prompts' rows: positions start at ``prompt_len``.
+
+    The domain is the category (what a text is about: law, physics, ...), the better stand-in for an application domain
+    than the benchmark that it was taken from; that one is in the sequence id. ``probs`` are the softmax over the top k,
+    which is what gpt-oss weighs its experts by, so they are the gates.
+    """
+    experts, probs, offsets, dataset, category, prompt_len = _require(arrays, GPT_OSS_ARRAYS)
+    routes = _routes("experts", experts)
+    name = given.model or by_shape(routes.shape[1], routes.shape[2], among=("gpt-oss-20b", "gpt-oss-120b"))
+    n_experts = resolve_experts(name, given.experts, None)
+    lengths = lengths_of(offsets, len(routes))
+    count = len(lengths)
+    dataset = _per_sequence("dataset", dataset, count, "U")
+    category = _per_sequence("category", category, count, "U")
+    start = integers(_per_sequence("prompt_len", prompt_len, count, "iu"), np.int32, "array 'prompt_len'")
+    if (start < 1).any():
+        i = int(np.argmax(start < 1))
+        raise InputError(f"array 'prompt_len', sequence {i}: {start[i]}, expected at least 1 token")
+    notes = ["prompt rows are absent: decode only, from position prompt_len", *unlike_model(name, routes.shape[2])]
+    return assemble(
+        meta=_meta(
+            {"name": name, "experts": n_experts, "top_k": routes.shape[2]}, given,
+            f"{name}, decode routes as published", "greedy", notes,
+        ),
+        layers=resolve_layers(name, routes.shape[1], given.layers, None),
+        experts=routes, gates=_finite("probs", probs, routes.shape), lengths=lengths, start=start,
+        domain=category if given.domain is None else np.full(count, given.domain),
+        sequence_id=np.array([f"{d}/{c}/{i}" for i, (d, c) in enumerate(zip(dataset, category, strict=True))]),
+    )  # fmt: skip
+
+
+def from_esft(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
+    """Teacher-forced routes of DeepSeek-V2-Lite, whose layer 0 is dense: model layers 1 to 26.
+
+    Where each prompt ends is not recorded. All rows are read as decode: each token's route follows from the tokens
+    before it alone, so a token-by-token run of the same text takes the same routes; as prefill nothing would be left
+    to replay step by step.
+    """
+    experts, weights, offsets = _require(arrays, ESFT_ARRAYS)
+    routes = _routes("experts", experts)
+    name = given.model or by_shape(routes.shape[1], routes.shape[2], among=("deepseek-v2-lite",))
+    known = KNOWN.get(name)
+    layers = given.layers or (f"{known.routed[0]}-{known.routed[-1]}" if known else None)
+    lengths = lengths_of(offsets, len(routes))
+    notes = [
+        "teacher-forced; where prompts end is not recorded, so all rows are read as decode",
+        *unlike_model(name, routes.shape[2]),
+    ]
+    n_experts = resolve_experts(name, given.experts, None)
+    return assemble(
+        meta=_meta(
+            {"name": name, "experts": n_experts, "top_k": routes.shape[2]}, given,
+            f"{name}, routes as published", "teacher-forced", notes,
+        ),
+        layers=resolve_layers(name, routes.shape[1], layers, None),
+        experts=routes, gates=_finite("weights", weights, routes.shape), lengths=lengths,
+        domain=np.full(len(lengths), given.domain or stem),
+        sequence_id=np.array([f"{stem}/{i}" for i in range(len(lengths))]),
+    )  # fmt: skip
+
+
+def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
+    """One prefill and decode run of a device that streams experts, with the bytes of an expert of each layer.
+
+    Routes of -1 are tokens that the device did not run through a layer (the prompt's last layer needs its last token
+    only). Recognised models are qwen3-30b-a3b and gpt-oss-120b, by layers and experts: the device may run fewer
+    experts a token than the model's config says, which is noted.
+    """
+    stored, phase, n_experts, k, expert_bytes = _require(arrays, DEVICE_ARRAYS)
+    routes = _routes("routes", stored)
+    rows, recorded, slots = routes.shape
+    if one_number("k", k) != slots:
+        raise InputError(f"array 'k': {k.tolist()}, expected {slots}, the slots of 'routes'")
+    name = given.model or by_shape(recorded, experts=one_number("n_experts", n_experts))
+    phase = integers(_per_sequence("phase", phase, rows, "iu"), np.int16, "array 'phase'")
+    if not np.isin(phase, (0, 1)).all() or (np.diff(phase) < 0).any():
+        i = int(np.argmax(~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[0]) < 0)))
+        raise InputError(f"array 'phase', row {i}: {phase[i]}, expected 0 (prefill), then 1 (decode)")
+    sizes = integers(_per_sequence("expert_bytes", expert_bytes, recorded, "iu"), np.int64, "array 'expert_bytes'")
+    model = {
+        "name": name,
+        "experts": resolve_experts(name, given.experts, n_experts),
+        "top_k": slots,
+        "expert_bytes": sizes.tolist(),
+    }
+    notes = unlike_model(name, slots)
+    skipped = int((routes < 0).all(axis=2).sum())
+    if skipped:
+        notes.append(f"{skipped} (token, layer) pairs have no route: the device did not run them")
+    return assemble(
+        meta=_meta(model, given, f"{name} as a device ran it", "not stated", notes, "a device streaming experts"),
+        layers=resolve_layers(name, recorded, given.layers, None),
+        experts=routes, lengths=np.array([rows]), prefill=np.array([int((phase == 0).sum())]),
+        domain=np.array([given.domain or stem]), sequence_id=np.array([stem]), split=np.array(["eval"]),
+    )  # fmt: skip
+
+
+def _from_serving(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
+    known = (*SERVING_ARRAYS, "")
+    for name in arrays:
+        if name not in known:
+            raise InputError(f"unknown array {name!r}, expected {', '.join(SERVING_ARRAYS)}")
+    record = dict(arrays)
+    if "" in record:
+        record["routed_experts"] = record.pop("")
+    if "routed_experts" not in record:
+        raise InputError(f"array 'routed_experts' is missing, expected one or more of {', '.join(SERVING_ARRAYS)}")
+    made = from_serving(record, given, stem)
+    model = {"name": made.model, "experts": made.n_experts, "top_k": made.experts.shape[2]}
+    return assemble(
+        meta=_meta(model, given, f"{made.model}, routes as a serving engine returned them", "not stated", made.notes),
+        layers=made.layers, experts=made.experts, lengths=made.lengths, prefill=made.prefill, token=made.token,
+        domain=made.domain, sequence_id=np.array([f"{stem}/{i}" for i in range(len(made.lengths))]),
+    )  # fmt: skip
+
+
+KINDS: dict[str, Callable[[dict[str, np.ndarray], Given, str], Trace]] = {
+    "gpt-oss": from_gpt_oss,
+    "esft": from_esft,
+    "device": from_device,
+    "serving": _from_serving,
+}

@@ -1,0 +1,284 @@
+"""Routes as serving engines return them: one array a request, with the faults that such records are known for.
+
+An engine runs n prompt tokens and m sampled ones but not the last of these, so a request has n + m - 1 rows. Buffers
+are padded with -1, zeros or, where they are unsigned 8 bits, 255; the last row of a turn may be a dummy; turns of a
+conversation may each contain all earlier ones. Such rows are dropped with a note or the record is refused, never
+counted as routing.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ground.errors import InputError
+from traces.arrays import first, integers
+from traces.assemble import lengths_of
+from traces.convert.turns import Turn, join_conversations
+from traces.model_shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
+from traces.trace import narrow_note
+from traces.validation import check_distinct, check_ids
+
+SERVING_ARRAYS = (
+    "routed_experts",  # (T, L, k), (T, L) for k = 1, or padded (S, N, L, k); requests one after another
+    "offsets",  # (S+1,) request s has rows offsets[s] to offsets[s+1]-1; one request where absent
+    "lengths",  # (S,) rows of each request of a padded array
+    "n_valid",  # rows of routed_experts that are real, the rest is filler; one number, or (S,) for a padded array
+    "prompt_lens",  # (S,) tokens of each request's whole prompt
+    "token_ids",  # (T,) or, with the last sampled token of each request, (T+S,)
+    "layer_ids",  # (L,) model layer numbers
+    "n_experts",  # one number
+    "domain",  # (S,) text
+    "conversation",  # (S,) requests of one number are turns of one conversation
+    "start",  # (S,) position of each turn's first row in its conversation; 0, the whole history, where absent
+)
+
+# From this many equal rows at its end, or ids in one row, chance is no explanation.
+_SUSPICIOUS = 4
+_ROW_IDS = 8
+
+
+@dataclass
+class Served:
+    """Routes of S sequences one after another, cleaned, and what was noticed on the way."""
+
+    model: str
+    n_experts: int
+    layers: list[int]
+    experts: np.ndarray  # (T, L, K) int16
+    lengths: np.ndarray  # (S,)
+    prefill: np.ndarray  # (S,)
+    token: np.ndarray | None  # (T,) int32
+    domain: np.ndarray  # (S,)
+    notes: list[str] = field(default_factory=list)
+
+
+def from_serving(record: dict[str, np.ndarray], given: Given, stem: str) -> Served:
+    """Read a record of the arrays of ``SERVING_ARRAYS``; raises InputError naming array, request or row, and value."""
+    notes: list[str] = []
+    stored, lengths = _rows(record)
+    model, n_experts, layers, stored = _model(record, given, stored, notes)
+    filler = _filler(stored, n_experts)
+    routes = _ids(stored, filler, n_experts, notes)
+    tokens = _tokens(record, lengths)
+    turns = _turns(routes, filler, lengths, tokens, notes)
+    _prompts(record, turns, notes)
+    domain = _domains(record, len(turns), given.domain or stem)
+    numbers = None if "conversation" not in record else _counts(record, "conversation", len(turns), -(2**31))
+    starts = None if "start" not in record else _counts(record, "start", len(turns), 0)
+    sequences, last_turn = join_conversations(turns, numbers, starts, notes)
+    _suspect([s.routes for s in sequences], layers, notes)
+    return Served(
+        model=model,
+        n_experts=n_experts,
+        layers=layers,
+        experts=np.concatenate([s.routes for s in sequences]),
+        lengths=np.array([len(s.routes) for s in sequences]),
+        prefill=np.array([s.prompt for s in sequences]),
+        token=None if tokens is None else np.concatenate([s.tokens for s in sequences if s.tokens is not None]),
+        domain=domain[last_turn],
+        notes=notes,
+    )
+
+
+def _rows(record: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(T, L, K) rows of all requests as stored, without padding that the record declares, and (S,) their lengths."""
+    stored = record["routed_experts"]
+    if stored.dtype.kind not in "iu":
+        raise InputError(f"array 'routed_experts': dtype {stored.dtype}, expected integers")
+    if stored.ndim == 2:
+        stored = stored[:, :, None]
+    if stored.ndim not in (3, 4) or not stored.size:
+        raise InputError(
+            f"array 'routed_experts': shape {stored.shape}, expected (rows, layers, k) or (requests, rows, layers, k)"
+        )
+    padded = stored.ndim == 4
+    if padded and "offsets" in record:
+        raise InputError("array 'offsets': there with a padded routed_experts, expected 'lengths'")
+    if "lengths" in record and (not padded or "n_valid" in record):
+        raise InputError("array 'lengths': expected with a padded routed_experts only, and without n_valid")
+    count, room = stored.shape[:2] if padded else (1, len(stored))
+    name = "lengths" if "lengths" in record else "n_valid"
+    lengths = _counts(record, name, count, 1, room) if name in record else np.full(count, room)
+    if padded:
+        return stored[np.arange(room) < lengths[:, None]], lengths
+    stored = stored[: lengths[0]]
+    return stored, lengths_of(record["offsets"], len(stored)) if "offsets" in record else lengths
+
+
+def _counts(record: dict[str, np.ndarray], name: str, count: int, low: int, high: int = 2**31 - 1) -> np.ndarray:
+    """(S,) int64 numbers of a request each, within bounds."""
+    array = record[name].reshape(-1)
+    if len(array) != count or array.dtype.kind not in "iu":
+        raise InputError(f"array {name!r}: {array.dtype} of length {len(array)}, expected {count} integers")
+    bad = (array < low) | (array > high)
+    if bad.any():
+        (i,) = first(bad)
+        raise InputError(f"array {name!r}, request {i}: {array[i]}, expected {low} to {high}")
+    return array.astype(np.int64)
+
+
+def _model(
+    record: dict[str, np.ndarray], given: Given, stored: np.ndarray, notes: list[str]
+) -> tuple[str, int, list[int], np.ndarray]:
+    """Model name, E, layer numbers, and the routes of these layers alone."""
+    recorded, slots = stored.shape[1:]
+    n_experts = record.get("n_experts")
+    stated = None if n_experts is None else one_number("n_experts", n_experts)
+    model = given.model or by_shape(recorded, slots, given.experts or stated)
+    shape = KNOWN.get(model)
+    if shape and recorded not in (len(shape.routed), shape.layers) and len(stored) in (len(shape.routed), shape.layers):
+        raise InputError(
+            f"array 'routed_experts': shape {stored.shape}, expected (rows, {len(shape.routed)} layers, k); "
+            "the first two axes look swapped"
+        )
+    if shape and recorded == 1 < len(shape.routed):
+        raise InputError(f"array 'routed_experts': one layer only, expected the {len(shape.routed)} of {model}")
+    layers = resolve_layers(model, recorded, given.layers, record.get("layer_ids"))
+    if len(layers) != recorded:
+        # A buffer of all model layers: the dense ones hold filler, and only those may be left out.
+        others = np.setdiff1d(np.arange(recorded), layers)
+        if layers[-1] >= recorded or not len(others) or not np.isin(stored[:, others], (-1, 0, 255)).all():
+            raise InputError(f"array 'routed_experts': {recorded} layers, expected {len(layers)}, as many as numbers")
+        notes.append(f"layers {others.tolist()!s:.60} of the record are not routed and hold filler; they were left out")
+        stored = stored[:, layers]
+    if recorded == 1:
+        notes.append("one layer only: a real model has more; was the rest of the capture lost?")
+    notes += unlike_model(model, slots)
+    return model, resolve_experts(model, given.experts, n_experts), layers, stored
+
+
+def _filler(stored: np.ndarray, n_experts: int) -> np.ndarray:
+    """(T,) rows that hold one filler value in every layer and slot: -1, 0, or the 255 that -1 becomes in 8 bits.
+
+    A row of zeros is a route only where k is 1 and layers are few; a row of 255 never is one where k is above 1.
+    """
+    value = stored[:, 0, 0]
+    wide = stored.shape[2] > 1 or stored[0].size >= _ROW_IDS
+    fillers = [-1] if stored.dtype.kind == "i" else []
+    if wide and n_experts > 1:
+        fillers.append(0)
+    if stored.dtype.kind == "u":
+        fillers.append(int(np.iinfo(stored.dtype).max))
+    return np.isin(value, fillers) & (stored == value[:, None, None]).all(axis=(1, 2))
+
+
+def _ids(stored: np.ndarray, filler: np.ndarray, n_experts: int, notes: list[str]) -> np.ndarray:
+    """(T, L, K) int16 ids, -1 in filler rows; ids out of range or twice in a route are refused by row and layer."""
+    where = "array 'routed_experts'"
+    if filler.all():
+        value = stored[0, 0, 0]
+        raise InputError(f"{where}: every id of {len(stored)} rows is {value} (nothing was captured), expected routes")
+    narrow = stored.dtype.itemsize == 1
+    wrapped = narrow and stored.dtype.kind == "u" and n_experts < 256 and (stored[~filler] == 255).any()
+    if wrapped:
+        row, layer, slot = first((stored == 255) & ~filler[:, None, None])
+        raise InputError(
+            f"{where}, row {row}, routed layer {layer}, slot {slot}: 255 in a model of {n_experts} experts is -1 in "
+            "unsigned 8 bits, expected ids in 16 bits"
+        )
+    if narrow and stored.dtype.kind == "i" and n_experts > 128 and (stored[~filler] < 0).any():
+        row, layer, slot = first((stored < 0) & ~filler[:, None, None])
+        value = int(stored[row, layer, slot])
+        raise InputError(
+            f"{where}, row {row}, routed layer {layer}, slot {slot}: {value} is an id of 128 or more in signed 8 bits "
+            f"({value + 256}?), expected ids in 16 bits"
+        )
+    if narrow and n_experts > 256:
+        notes.append(narrow_note(n_experts))
+    ids = stored if not filler.any() or stored.dtype.kind == "i" else np.where(filler[:, None, None], 0, stored)
+    routes = integers(ids, np.int16, where)
+    if filler.any():
+        routes = np.where(filler[:, None, None], np.int16(-1), routes)
+    check_ids("routed_experts", routes, n_experts)
+    check_distinct("routed_experts", routes)
+    return routes
+
+
+def _tokens(record: dict[str, np.ndarray], lengths: np.ndarray) -> list[np.ndarray] | None:
+    """Token ids of each request, as many as its rows or one more."""
+    if "token_ids" not in record:
+        return None
+    tokens = integers(record["token_ids"].reshape(-1), np.int32, "array 'token_ids'")
+    rows, count = int(lengths.sum()), len(lengths)
+    if len(tokens) not in (rows, rows + count):
+        raise InputError(
+            f"array 'token_ids': {len(tokens)} tokens for {rows} rows of routed_experts, expected {rows} or, with the "
+            f"last sampled token of each request, {rows + count}"
+        )
+    return np.split(tokens, np.cumsum(lengths + (len(tokens) > rows))[:-1])
+
+
+def _turns(
+    routes: np.ndarray, filler: np.ndarray, lengths: np.ndarray, tokens: list[np.ndarray] | None, notes: list[str]
+) -> list[Turn]:
+    """One Turn a request, its filler rows at the end dropped; filler elsewhere is refused."""
+    turns, dropped, copied, kept = [], 0, 0, 0
+    for request, (end, length) in enumerate(zip(np.cumsum(lengths), lengths, strict=True)):
+        start = end - length
+        real = np.flatnonzero(~filler[start:end])
+        if not len(real):
+            raise InputError(f"array 'routed_experts', request {request}: all {length} rows are filler")
+        rows = int(real[-1]) + 1
+        if len(real) < rows:
+            row = int(start + np.argmax(filler[start:end]))
+            raise InputError(
+                f"array 'routed_experts', row {row} (request {request}): filler before real rows, expected its route "
+                "(an engine's prefix cache skips tokens that it has seen)"
+            )
+        mine = routes[start : start + rows]
+        dropped += int(length) - rows
+        if tokens is not None and len(tokens[request]) == length == rows > 1:
+            # As many rows as tokens: the last token was sampled and not run, so its row cannot be real.
+            copy = mine[0].size >= _ROW_IDS and bool((mine[-1] == mine[-2]).all())
+            copied += copy
+            kept += not copy
+            mine = mine[: rows - copy]
+        turns.append(Turn(mine, None if tokens is None else tokens[request][: len(mine)], 0))
+    if dropped:
+        notes.append(f"{dropped} filler rows at the end of requests were dropped")
+    if copied:
+        notes.append(f"{copied} last rows were copies of the row before, for a token that was never run: dropped")
+    if kept:
+        notes.append(f"{kept} requests have as many rows as tokens though the last sampled token is not run; rows kept")
+    return turns
+
+
+def _prompts(record: dict[str, np.ndarray], turns: list[Turn], notes: list[str]) -> None:
+    """Set each turn's prompt length; without ``prompt_lens`` all rows count as decode, with a note."""
+    if "prompt_lens" not in record:
+        notes.append("prompt_lens is absent: all rows are read as decode")
+        return
+    prompts = _counts(record, "prompt_lens", len(turns), 0)
+    starts = np.zeros(len(turns), int) if "start" not in record else _counts(record, "start", len(turns), 0)
+    for request, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
+        rows = int(starts[request]) + len(turn.routes)
+        if not 1 <= prompt <= rows:
+            what = "a prompt of 0 tokens, " if prompt == 0 else ""
+            raise InputError(f"array 'prompt_lens', request {request}: {prompt}, {what}expected 1 to {rows}, its rows")
+        turn.prompt = int(prompt)
+
+
+def _domains(record: dict[str, np.ndarray], count: int, default: str) -> np.ndarray:
+    if "domain" not in record:
+        return np.full(count, default)
+    domain = record["domain"].reshape(-1)
+    if len(domain) != count or domain.dtype.kind != "U":
+        raise InputError(f"array 'domain': {domain.dtype} of length {len(domain)}, expected {count} texts")
+    return domain
+
+
+def _suspect(sequences: list[np.ndarray], layers: list[int], notes: list[str]) -> None:
+    """Note rows or layers that repeat as padding does; they are kept, because real text can repeat too."""
+    repeated = 0
+    for routes in sequences:
+        if routes[0].size >= _ROW_IDS and len(routes) > _SUSPICIOUS:
+            differs = np.flatnonzero((routes != routes[-1]).any(axis=(1, 2)))
+            run = len(routes) - (int(differs[-1]) + 1 if len(differs) else 0)
+            repeated += run if run >= _SUSPICIOUS else 0
+    if repeated:
+        notes.append(f"{repeated} rows at the end of sequences are identical: if padding, give n_valid or lengths")
+    rows = sum(len(routes) for routes in sequences)
+    constant = np.logical_and.reduce([(routes == sequences[0][:1]).all(axis=(0, 2)) for routes in sequences])
+    if rows >= 4 * _SUSPICIOUS and constant.any():
+        which = [layers[i] for i in np.flatnonzero(constant)]
+        notes.append(f"all rows take the same experts in layers {which!s:.60}: was the capture overwritten?")

@@ -1,0 +1,102 @@
+"""Turns of one conversation that each bring earlier rows again: every token is kept once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ground.errors import InputError
+
+# A second run of the same tokens may differ in a few near-tied routes; another history differs nearly everywhere.
+_SAME_HISTORY = 0.9
+
+
+@dataclass
+class Turn:
+    """Rows of one request: routes (n, L, K), token ids (n,) if known, tokens of the whole prompt up to its answer."""
+
+    routes: np.ndarray
+    tokens: np.ndarray | None
+    prompt: int
+
+
+def join_conversations(
+    turns: Sequence[Turn], conversation: np.ndarray | None, start: np.ndarray | None, notes: list[str]
+) -> tuple[list[Turn], list[int]]:
+    """Sequences with every token once, and for each the index of its last turn, in order of first turns.
+
+    ``conversation`` (S,) numbers tell which turns belong together; without them a turn that begins with all rows of
+    the turn before it continues that one. ``start`` (S,) is the position of each turn's first row (default 0: a turn
+    brings the whole history). Raises InputError if turns overlap with other routes or leave a gap.
+    """
+    groups: dict[int, list[int]] = {}
+    if conversation is not None:
+        for i, number in enumerate(conversation.tolist()):
+            groups.setdefault(number, []).append(i)
+    else:
+        head = 0
+        for i in range(len(turns)):
+            head = head if i and start is None and _continues(turns[i - 1], turns[i]) else i
+            groups.setdefault(head, []).append(i)
+    sequences = [_join(turns, members, start) for members in groups.values()]
+    rows, kept = sum(len(t.routes) for t in turns), sum(len(s.routes) for s in sequences)
+    if kept < rows:
+        notes.append(f"turns contained earlier ones: {rows - kept} of {rows} rows dropped, each token is kept once")
+    return sequences, [members[-1] for members in groups.values()]
+
+
+def _continues(before: Turn, after: Turn) -> bool:
+    """Whether ``after`` is longer and begins with all of ``before``, a copied last row (a dummy) aside."""
+    rows = len(before.routes)
+    if rows > 1 and (before.routes[-1] == before.routes[-2]).all():
+        rows -= 1
+    if len(after.routes) <= len(before.routes) or rows < 2:
+        return False
+    if not _same_tokens(before.tokens, after.tokens):
+        return False
+    return _agreement(before.routes[:rows], after.routes[:rows]) >= (1 if before.tokens is None else _SAME_HISTORY)
+
+
+def _same_tokens(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether two runs of tokens agree as far as both go; unknown ones do."""
+    if one is None or other is None:
+        return True
+    both = min(len(one), len(other))
+    return bool((one[:both] == other[:both]).all())
+
+
+def _agreement(one: np.ndarray, other: np.ndarray) -> float:
+    """Share of (row, layer) routes that hold the same experts in the same order; 1 for no rows."""
+    return float((one == other).all(axis=2).mean()) if len(one) else 1.0
+
+
+def _join(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -> Turn:
+    """One sequence of these turns; a later turn's rows replace earlier ones at their positions."""
+    whole = turns[members[0]]
+    if start is not None and start[members[0]] != 0:
+        raise InputError(f"array 'start', request {members[0]}: {start[members[0]]}, expected 0 for a first turn")
+    for i in members[1:]:
+        turn, at = turns[i], 0 if start is None else int(start[i])
+        rows = len(whole.routes)
+        if at > rows:
+            raise InputError(f"array 'start', request {i}: {at}, expected at most {rows}, the end of the turn before")
+        if at + len(turn.routes) < rows:
+            raise InputError(
+                f"array 'routed_experts', request {i}: ends at position {at + len(turn.routes)}, expected at least "
+                f"{rows}, the end of the turn before (give 'start' if turns hold new rows only)"
+            )
+        # The last row of a turn may be a dummy for a token that was sampled but not run.
+        shared = max(rows - at - 1, 0)
+        agreement = _agreement(whole.routes[at : at + shared], turn.routes[:shared])
+        if agreement < _SAME_HISTORY:
+            raise InputError(
+                f"array 'routed_experts', request {i}: positions {at} to {at + shared - 1} overlap the turn before and "
+                f"agree in {agreement:.0%} of routes, expected one history (give 'start' if turns hold new rows only)"
+            )
+        tokens = None
+        if whole.tokens is not None and turn.tokens is not None:
+            if not _same_tokens(whole.tokens[at:], turn.tokens):
+                raise InputError(f"array 'token_ids', request {i}: from position {at} not the earlier turn's")
+            tokens = np.concatenate([whole.tokens[:at], turn.tokens])
+        whole = Turn(np.concatenate([whole.routes[:at], turn.routes]), tokens, turn.prompt)
+    return whole

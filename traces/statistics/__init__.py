@@ -1,0 +1,1 @@
+"""What traces tell of a model's routing."""

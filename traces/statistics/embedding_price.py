@@ -1,0 +1,129 @@
+"""What storing embeddings costs, in bytes a vector and in recall of experts, and the choice of a basis by it."""
+
+import lzma
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ground.errors import InputError
+from traces.embeddings import Basis, fit, narrowed, principal_directions
+from traces.statistics.recall import vote_recall
+
+# Candidates of an automatic choice (dims, bits), and the recall that the chosen one may lose.
+CANDIDATES = ((48, 2), (64, 2), (80, 2), (96, 2), (128, 2), (192, 2), (48, 3), (64, 3), (96, 3), (128, 3), (64, 4))
+MOST_LOSS = 0.015
+_WEIGHED_ROWS = 150  # rows a domain whose compressed size is measured
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Decode rows of one domain: states (n, L+1, H) or stored vectors (n, L+1, D), routes (n, L, K), eval rows (n,)."""
+
+    states: np.ndarray
+    routes: np.ndarray
+    is_eval: np.ndarray
+
+
+@dataclass(frozen=True)
+class Price:
+    """What storing embeddings as dims x bits costs: bytes a vector, and recall of experts with and without it."""
+
+    dims: int
+    bits: int
+    recall_full: float
+    recall_stored: float
+    deflate_bytes: float
+    lzma_bytes: float
+
+    @property
+    def loss(self) -> float:
+        """Recall lost by storing."""
+        return self.recall_full - self.recall_stored
+
+
+def mean_recall(domains: Sequence[Keyed], experts: int) -> float:
+    """Recall of eval rows against profile rows of their own domain, mean over layers, then over domains."""
+    scores = []
+    for domain in domains:
+        own, other, routes = ~domain.is_eval, domain.is_eval, domain.routes
+        if not own.any() or not other.any():
+            continue
+        layers = range(domain.routes.shape[1])
+        # One level at a time: states may be a file larger than memory.
+        levels = (np.asarray(domain.states[:, 1 + layer]) for layer in layers)
+        scores.append(
+            np.mean(
+                [
+                    vote_recall(level[own], routes[own, layer], level[other], routes[other, layer], experts)
+                    for layer, level in zip(layers, levels, strict=True)
+                ]
+            )
+        )
+    return float(np.mean(scores)) if scores else float("nan")
+
+
+def price(domains: Sequence[Keyed], basis: Basis, experts: int, recall_full: float) -> Price:
+    """Bytes and recall of ``domains`` stored with ``basis``; ``recall_full`` is :func:`mean_recall` of the states."""
+    stored = [replace(domain, states=basis.quantise(domain.states)) for domain in domains]
+    weighed = [domain.states[:_WEIGHED_ROWS] for domain in stored]
+    raw = b"".join(block.tobytes() for block in weighed)
+    vectors = sum(block.shape[0] * block.shape[1] for block in weighed)
+    return Price(
+        dims=basis.dims,
+        bits=basis.bits,
+        recall_full=recall_full,
+        recall_stored=mean_recall(stored, experts),
+        deflate_bytes=len(zlib.compress(raw)) / vectors,
+        lzma_bytes=len(lzma.compress(raw)) / vectors,
+    )
+
+
+def choose_basis(
+    keyed: Sequence[Keyed], experts: int, wanted: tuple[int, int] | None, basis: Basis | None, seed: int
+) -> tuple[Basis, dict[str, Any]]:
+    """The model's basis (given, of the wanted size, or the cheapest that suffices) and what meta says of it."""
+    layers = keyed[0].routes.shape[1]
+    if basis and (basis.vectors.shape[0] != keyed[0].states.shape[2] or len(basis.scale) != layers + 1):
+        raise InputError(f"the basis is for {basis.vectors.shape[0]} hidden units and {len(basis.scale)} levels")
+    full = mean_recall(keyed, experts)
+    learned = [one.states[~one.is_eval] for one in keyed]
+    if not any(len(states) for states in learned):  # a text of one prompt has no profile split
+        learned = [one.states for one in keyed]
+    if basis:
+        prices = [price(keyed, basis, experts, full)]
+    elif wanted is None:
+        directions = principal_directions(learned)
+        sizes = [(dims, bits) for dims, bits in CANDIDATES if dims <= directions.shape[0]] or [(len(directions), 4)]
+        bases = [narrowed(directions, learned, dims, bits, seed) for dims, bits in sizes]
+        prices = [price(keyed, one, experts, full) for one in bases]
+        show_prices(prices)
+        best = min(range(len(prices)), key=lambda i: (max(prices[i].loss - MOST_LOSS, 0), prices[i].deflate_bytes))
+        basis, prices = bases[best], [prices[best]]
+    else:
+        basis = fit(learned, wanted[0], wanted[1], seed)
+        prices = [price(keyed, basis, experts, full)]
+    (one,) = prices
+    numbers = {name: value for name, value in asdict(one).items() if np.isfinite(value)}
+    return basis, {
+        **{name: round(value, 4) if isinstance(value, float) else value for name, value in numbers.items()},
+        "basis_sha256": basis.sha256,
+        "kept": "uncentred principal directions of unit-length states, rotated, one scale a level",
+    }
+
+
+def show_prices(prices: Sequence[Price]) -> None:
+    """Print what each way of storing embeddings costs."""
+    table = Table(title="stored embeddings: recall of experts by a vote of neighbours, bytes a vector")
+    for column in ("dims x bits", "recall, full", "stored", "lost", "deflate", "lzma"):
+        table.add_column(column, justify="right")
+    for one in prices:
+        table.add_row(
+            f"{one.dims}x{one.bits}", f"{one.recall_full:.3f}", f"{one.recall_stored:.3f}", f"{one.loss:.4f}",
+            f"{one.deflate_bytes:.1f}", f"{one.lzma_bytes:.1f}",
+        )  # fmt: skip
+    Console(stderr=True).print(table)

@@ -1,0 +1,209 @@
+"""What a trace holds and how its routing behaves, at a glance."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ground.files import atomic_path
+from ground.text import as_is
+from traces.statistics.routing import show_statistics
+from traces.statistics.separation import separation
+from traces.trace import DECODE, PREFILL, Trace
+
+_OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
+
+# Rows compared at once when counting reuse.
+_BLOCK = 8192
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """The facts of one trace as strict JSON; a figure that is not defined (no decode rows, say) is None.
+
+    ``entropy_bits`` is the Shannon entropy of how often each expert of a layer is used, over all rows: minimum, mean
+    and maximum over layers, with log2(E), which uniform routing reaches. ``reused`` is the share of a decode token's
+    experts that the previous decode token of its sequence took in the same layer, mean over layers.
+    ``distinct_experts`` counts the (layer, expert) pairs used at least once.
+    """
+    counts = expert_counts(trace)
+    domains: dict[str, dict[str, int]] = {}
+    for (domain, split), number in Counter(zip(trace.domain.tolist(), trace.split.tolist(), strict=True)).items():
+        domains.setdefault(domain, {"profile": 0, "eval": 0})[split] = number
+    lengths = np.diff(trace.offsets)
+    entropy = _entropy(counts)
+    meta = trace.meta
+    return {
+        "file": trace.source,
+        "sha256": trace.sha256,
+        "model": meta["model"]["name"],
+        "layers": trace.n_layers,
+        "layer_numbers": trace.layers.tolist(),
+        "experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "expert_bytes": meta["model"].get("expert_bytes"),
+        "rows": {
+            "prefill": int((trace.phase == PREFILL).sum()),
+            "decode": int((trace.phase == DECODE).sum()),
+            "all": trace.n_rows,
+        },
+        "sequences": trace.n_sequences,
+        "rows_a_sequence": {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())},
+        "domains": domains,
+        "arrays": {n: None if (a := getattr(trace, n)) is None else list(a.shape) for n in _OPTIONAL},
+        "activations": int(counts.sum()),
+        "none_ids": int(trace.experts.size - counts.sum()),
+        "entropy_bits": {
+            "min": _number(entropy, np.min), "mean": _number(entropy, np.mean), "max": _number(entropy, np.max),
+            "uniform": float(np.log2(trace.n_experts)),
+        },
+        "reused": _number(reuse(trace), np.mean),
+        "distinct_experts": {"used": int((counts > 0).sum()), "of": int(counts.size)},
+        **{key: meta.get(key) for key in ("captured", "text", "decoding", "software", "hardware", "embedding")},
+        "converted": meta.get("converted"),
+        "notes": list(meta.get("notes", [])),
+    }  # fmt: skip
+
+
+def expert_counts(trace: Trace) -> np.ndarray:
+    """(L, E) int64: how many rows took each expert; -1 is not counted."""
+    layers = [np.bincount(ids[ids >= 0], minlength=trace.n_experts) for ids in np.moveaxis(trace.experts, 1, 0)]
+    return np.stack(layers)
+
+
+def reuse(trace: Trace) -> np.ndarray:
+    """(L,) share of decode activations whose expert the sequence's previous decode row took too; NaN for none."""
+    later = np.flatnonzero(
+        (trace.phase[1:] == DECODE) & (trace.phase[:-1] == DECODE) & (trace.sequence[1:] == trace.sequence[:-1])
+    )
+    found, used = np.zeros(trace.n_layers), np.zeros(trace.n_layers)
+    for start in range(0, len(later), _BLOCK):
+        rows = later[start : start + _BLOCK]
+        before, now = trace.experts[rows], trace.experts[rows + 1]
+        valid = now >= 0
+        again = np.zeros(now.shape, bool)
+        for slot in range(trace.top_k):
+            again |= now == before[:, :, slot : slot + 1]
+        found += (again & valid).sum(axis=(0, 2))
+        used += valid.sum(axis=(0, 2))
+    return np.divide(found, used, out=np.full(trace.n_layers, np.nan), where=used > 0)
+
+
+def _entropy(counts: np.ndarray) -> np.ndarray:
+    """(L,) bits of each layer's use of experts; NaN for a layer without any."""
+    total = counts.sum(axis=1, keepdims=True)
+    share = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
+    logs = np.log2(share, out=np.zeros(counts.shape), where=share > 0)
+    # Adding 0 turns -0.0, the entropy of a single expert, into 0.0.
+    return -(share * logs).sum(axis=1) + 0.0
+
+
+def _number(values: np.ndarray, reduce: Any) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(reduce(defined)) if len(defined) else None
+
+
+def show(paths: Sequence[str | Path], *, json_to: str | None = None) -> None:
+    """Print a table of each trace, and how well the domains of all of them tell a token's experts.
+
+    With ``json_to`` also write a JSON list of :func:`describe` with ``routing``, :func:`separation.separation` of all
+    traces together (``-``: print only it). Raises InputError for the first trace that is not valid, before anything is
+    printed or written.
+    """
+    traces = [Trace.load(path) for path in paths]
+    together = separation(traces)
+    facts = [describe(trace) | {"routing": together} for trace in traces]
+    text = json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    if json_to == "-":
+        sys.stdout.write(text)
+        return
+    if json_to is not None:
+        with atomic_path(json_to) as part:
+            part.write_text(text, encoding="utf-8")
+    console = Console(highlight=False)
+    for fact in facts:
+        console.print(as_is(fact["file"]), style="underline", soft_wrap=True)
+        console.print(_table(fact))
+        if len(fact["domains"]) > 1:
+            console.print(_domain_table(fact["domains"]))
+    if isinstance(together, str):
+        console.print(as_is(f"recall and similarity: {together}"))
+    else:
+        console.print("from the embeddings as stored:")
+        show_statistics(together, console)
+
+
+def _table(fact: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows, lengths, entropy = fact["rows"], fact["rows_a_sequence"], fact["entropy_bits"]
+    splits = {s: sum(d[s] for d in fact["domains"].values()) for s in ("profile", "eval")}
+    sizes = fact["expert_bytes"]
+    numbers = fact["layer_numbers"]
+    distinct = fact["distinct_experts"]
+    lines = {
+        "model": f"{fact['model']}: {fact['layers']} routed layers ({_ranges(numbers)}) x {fact['experts']} experts, "
+        f"top-{fact['top_k']}",
+        "expert size": None if sizes is None else _sizes(sizes),
+        "rows": f"{rows['all']:,}: {rows['prefill']:,} prefill, {rows['decode']:,} decode",
+        "sequences": f"{fact['sequences']:,}: {splits['profile']:,} profile, {splits['eval']:,} eval"
+        + (f"; {lengths['min']:,} to {lengths['max']:,} rows, mean {lengths['mean']:,.1f}" * (fact["sequences"] > 1)),
+        "domains": f"{len(fact['domains'])}" if len(fact["domains"]) > 1 else next(iter(fact["domains"])),
+        "also holds": ", ".join(f"{n} {tuple(s)}" for n, s in fact["arrays"].items() if s is not None) or "nothing",
+        "lacks": ", ".join(n for n, s in fact["arrays"].items() if s is None and n != "prob_experts") or None,
+        "activations": f"{fact['activations']:,}" + (f" ({fact['none_ids']:,} ids none)" if fact["none_ids"] else ""),
+        "entropy, all rows": None
+        if entropy["mean"] is None
+        else f"{entropy['min']:.2f} / {entropy['mean']:.2f} / {entropy['max']:.2f} bits (min / mean / max over layers; "
+        f"uniform {entropy['uniform']:.2f})",
+        "reused": "not defined (no two decode rows in a row)"
+        if fact["reused"] is None
+        else f"{fact['reused']:.1%} of a decode token's experts were the previous token's (mean over layers)",
+        "distinct experts": f"{distinct['used']:,} of {distinct['of']:,} (layer, expert) pairs",
+    }
+    for key in ("captured", "text", "decoding", "software", "hardware", "embedding", "converted"):
+        lines[key] = _words(fact[key])
+    lines["sha256"] = fact["sha256"]
+    for name, line in lines.items():
+        if line:
+            table.add_row(name, as_is(line))
+    for note in fact["notes"]:
+        table.add_row("note", as_is(note))
+    return table
+
+
+def _domain_table(domains: dict[str, dict[str, int]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("domain")
+    table.add_column("profile", justify="right")
+    table.add_column("eval", justify="right")
+    for domain, splits in domains.items():
+        table.add_row(as_is(domain), str(splits["profile"]), str(splits["eval"]))
+    return table
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Layer numbers in words: 1-26, or 1, 3, 5."""
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _sizes(sizes: list[int]) -> str:
+    low, high = min(sizes) / 2**20, max(sizes) / 2**20
+    return f"{low:.2f} MiB" if low == high else f"{low:.2f} to {high:.2f} MiB"
+
+
+def _words(value: Any) -> str | None:
+    """One line for a JSON value of the meta."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_words(v)}" for key, v in value.items()) or None
+    if isinstance(value, list):
+        return ", ".join(str(_words(v)) for v in value)
+    return None if value is None else str(value)

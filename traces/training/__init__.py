@@ -1,0 +1,1 @@
+"""Train small real models with the routing topology of large ones."""

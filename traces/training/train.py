@@ -1,0 +1,378 @@
+"""Train a small real Mixture-of-Experts model with the routing topology of a large one.
+
+The weights come from a small dense model by sparse upcycling (upcycle.py), the text from the allowed rows of several
+domains. Weights are bfloat16 on a GPU (float32 on a CPU) with float32 master copies; AdamW, cosine schedule with
+warm-up; a load-balancing loss a layer. Everything random hangs on one seed; with a time budget the number of steps, and
+so the weights, depend on the machine as well.
+"""
+
+import hashlib
+import json
+import math
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ground.errors import InputError
+from ground.plots import save_png
+from ground.progress import Watch
+from ground.text import first_words
+from traces.capture.corpora import TURNS, DomainText, documents, read_domain
+from traces.capture.routers import RoutedLayer, routed_layers
+from traces.training.upcycle import TOPOLOGIES, Topology, upcycle
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Hyperparameters. The budget is ``minutes`` or ``tokens``, whichever ends first (None: no such limit)."""
+
+    minutes: float | None = 6.0
+    tokens: int | None = None
+    batch: int = 48
+    length: int = 512
+    learning_rate: float = 3e-4
+    warm_up: float = 0.03
+    balance: float = 0.02
+    redrawn: float = 0.25
+    weight_decay: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.minutes is None and self.tokens is None:
+            raise InputError("training needs a budget: minutes or tokens")
+        for name in ("minutes", "tokens", "batch", "length", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} is {value}; expected above 0")
+
+    def spent(self, seconds: float, tokens: int) -> float:
+        """Fraction of the budget used up."""
+        return max(seconds / (60 * self.minutes) if self.minutes else 0, tokens / self.tokens if self.tokens else 0)
+
+    def learning_rate_at(self, fraction: float) -> float:
+        """Linear warm-up, then a cosine down to a tenth, over the fraction of the budget spent."""
+        if fraction < self.warm_up:
+            return self.learning_rate * max(fraction, 1e-3) / self.warm_up
+        turned = math.cos(math.pi * (fraction - self.warm_up) / (1 - self.warm_up))
+        return self.learning_rate * (0.55 + 0.45 * turned)
+
+
+def train(
+    base: str | Path,
+    corpora: str | Path,
+    output: str | Path,
+    *,
+    topology: str = "mixtral-8x7b",
+    domains: Sequence[str] = ("law", "banking", "counselling", "code", "math"),
+    plan: Plan | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Upcycle the dense model ``base`` (a folder or a .gguf file), train it and save a checkpoint with its record.
+
+    The folder ``output`` appears whole, with the weights, the tokenizer, ``training.json`` (the record returned) and
+    ``training.png``. Raises InputError if an argument, the base or the text is wrong, or ``output`` exists.
+    """
+    plan = plan or Plan()
+    if topology not in TOPOLOGIES:
+        raise InputError(f"topology {topology!r}; one of {', '.join(TOPOLOGIES)}")
+    if Path(output).exists():
+        raise InputError(f"{output}: is there already; name a folder that is not")
+    texts = [read_domain(corpora, domain) for domain in domains]
+    dense, tokenizer = load_base(base)
+    model = upcycle(dense, TOPOLOGIES[topology], plan.redrawn, plan.seed)
+    blocks = {text.domain: pack(tokenizer, text, plan.length, plan.seed) for text in texts}
+    del dense
+    record = fit(model, blocks, plan, device)
+    record = {
+        "what": _what(TOPOLOGIES[topology], str(Path(base).stem), record, domains),
+        "topology": asdict(TOPOLOGIES[topology]),
+        "base": {"name": Path(base).stem, "sha256": _sha256(Path(base)) if Path(base).is_file() else None},
+        "data": {text.domain: _sources(text, blocks[text.domain]) for text in texts},
+        **record,
+    }
+    save(model, tokenizer, record, Path(output))
+    return record
+
+
+def load_base(base: str | Path) -> tuple[Any, Any]:
+    """A dense causal language model in float32 and its tokenizer, from a Hugging Face folder or a .gguf file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(base)
+    if not path.exists():
+        raise InputError(f"{path}: no such model; expected a Hugging Face folder or a .gguf file")
+    folder, extra = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **extra)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not a model to start from ({first_words(error)})") from None
+
+
+def pack(tokenizer: Any, text: DomainText, length: int, seed: int) -> np.ndarray:
+    """Training rows as blocks (n, length) int32 of token ids: documents in seeded order, each ended by EOS.
+
+    Raises InputError if the text does not fill one block.
+    """
+    order = np.random.default_rng(seed).permutation(len(text.train))
+    rows = [text.train[index] for index in order]
+    end = tokenizer.eos_token_id
+    stream: list[int] = []
+    for ids in tokenizer(list(documents(rows, TURNS.get(text.domain, 1))), add_special_tokens=False)["input_ids"]:
+        stream.extend(ids)
+        stream.extend([] if end is None else [end])
+    count = len(stream) // length
+    if not count:
+        raise InputError(f"domain {text.domain}: {len(stream)} training tokens do not fill one block of {length}")
+    return np.array(stream[: count * length], np.int32).reshape(count, length)
+
+
+class Mixture:
+    """Endless seeded batches: a domain is drawn by the square root of its size, its blocks come in shuffled rounds."""
+
+    def __init__(self, blocks: Mapping[str, np.ndarray], seed: int) -> None:
+        self._blocks = list(blocks.values())
+        weights = np.sqrt([len(array) for array in self._blocks])
+        self._weights = weights / weights.sum()
+        self._random = np.random.default_rng([seed, 1])
+        self._queues: list[list[int]] = [[] for _ in self._blocks]
+
+    def batch(self, size: int) -> np.ndarray:
+        """Token ids (size, length)."""
+        return np.stack([self._next(int(i)) for i in self._random.choice(len(self._blocks), size, p=self._weights)])
+
+    def _next(self, domain: int) -> np.ndarray:
+        if not self._queues[domain]:
+            self._queues[domain] = self._random.permutation(len(self._blocks[domain])).tolist()
+        block: np.ndarray = self._blocks[domain][self._queues[domain].pop()]
+        return block
+
+
+def balance_loss(logits: "torch.Tensor", uses: "torch.Tensor") -> "torch.Tensor":
+    """Load-balancing loss of one layer (Switch Transformer, arXiv 2101.03961, eq. 4): E * sum of uses x probability.
+
+    ``logits`` (N, E); ``uses`` (E,) from :func:`expert_uses`. The loss is K when experts are used alike and more when
+    the probable ones are the used ones.
+    """
+    import torch
+
+    return logits.shape[-1] * (uses * torch.softmax(logits.float(), dim=-1).mean(dim=0)).sum()
+
+
+def expert_uses(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
+    """(E,) float32: uses of each expert a token, for ids (N, K); the sum is K. Needs no wait for the device."""
+    import torch
+
+    return (ids.reshape(-1, 1) == torch.arange(experts, device=ids.device)).float().sum(dim=0) / len(ids)
+
+
+class _Routers:
+    """Logits (with their gradient) and ids of each router in the last forward pass; a context manager."""
+
+    def __init__(self, layers: Sequence[RoutedLayer]) -> None:
+        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._layers = layers
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> "_Routers":
+        def keep(module: Any, inputs: Any, output: Any) -> None:
+            logits, _, ids = output
+            self.calls.append((logits, ids))
+
+        self._handles = [routed.router.register_forward_hook(keep) for routed in self._layers]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def fit(model: Any, blocks: Mapping[str, np.ndarray], plan: Plan, device: str = "auto") -> dict[str, Any]:
+    """Train ``model`` in place on ``blocks`` and return the record of the training; the model ends in eval mode."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    set_precision(model.to(device), torch.bfloat16 if device == "cuda" else torch.float32).train()
+    torch.manual_seed(plan.seed)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    masters = [parameter.detach().float().clone() for parameter in parameters]
+    optimiser = torch.optim.AdamW(
+        masters, lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=device == "cuda"
+    )
+    layers = routed_layers(model)
+    mixture = Mixture(blocks, plan.seed)
+    curve: list[dict[str, float]] = []
+    uses = np.zeros(())
+    started, tokens, fraction = time.monotonic(), 0, 0.0
+    with Watch("training") as watch, _Routers(layers) as routers:
+        while fraction < 1:
+            rate = plan.learning_rate_at(fraction)
+            ids = torch.as_tensor(mixture.batch(plan.batch), dtype=torch.long, device=device)
+            loss, balance, used = _step(model, ids, routers, plan, optimiser, parameters, masters, rate)
+            tokens += ids.numel()
+            seconds = time.monotonic() - started
+            fraction = max(
+                seconds / (60 * plan.minutes) if plan.minutes else 0, tokens / plan.tokens if plan.tokens else 0
+            )
+            curve.append({"tokens": tokens, "loss": loss, "balance": balance, "learning_rate": rate})
+            # Experts change during training: their use is reported for the last part of it.
+            uses = 0.98 * uses + used
+            watch.at(fraction, f"loss {loss:.3f}  balance {balance:.3f}  {tokens / seconds:,.0f} tokens/s")
+    model.eval()
+    return _record(model, plan, curve, uses, seconds, device)
+
+
+def set_precision(model: Any, precision: "torch.dtype") -> Any:
+    """The model with its parameters in ``precision`` and its buffers as they were.
+
+    A checkpoint is loaded with rotary frequencies in float32: training must not see rounded ones.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision)
+    return model
+
+
+def _step(
+    model: Any,
+    ids: "torch.Tensor",
+    routers: _Routers,
+    plan: Plan,
+    optimiser: Any,
+    parameters: "list[torch.Tensor]",
+    masters: "list[torch.Tensor]",
+    rate: float,
+) -> tuple[float, float, np.ndarray]:
+    """One optimiser step: language-model loss in nats a token, mean balance loss of a layer, uses (L, E) of experts."""
+    import torch
+
+    routers.calls.clear()
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    uses = [expert_uses(chosen, logits.shape[-1]) for logits, chosen in routers.calls]
+    balance = torch.stack([balance_loss(call[0], used) for call, used in zip(routers.calls, uses, strict=True)]).mean()
+    (loss + plan.balance * balance).backward()
+    for master, parameter in zip(masters, parameters, strict=True):
+        master.grad = None if parameter.grad is None else parameter.grad.float()
+        parameter.grad = None
+    torch.nn.utils.clip_grad_norm_(masters, 1.0)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    optimiser.step()
+    with torch.no_grad():
+        torch._foreach_copy_(parameters, masters)
+    value, balanced = loss.item(), balance.item()
+    if not math.isfinite(value):
+        raise InputError(f"training diverged: loss {value}; a lower learning rate than {plan.learning_rate} may help")
+    return value, balanced, torch.stack(uses).cpu().numpy()
+
+
+def _record(
+    model: Any, plan: Plan, curve: list[dict[str, float]], uses: np.ndarray, seconds: float, device: str
+) -> dict[str, Any]:
+    """What is written down of a training; the curve is thinned to at most 200 points, each a mean."""
+    import torch
+    import transformers
+
+    shares = uses / uses.sum(axis=1, keepdims=True)
+    entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1)
+    tokens = int(curve[-1]["tokens"])
+    tail = curve[-max(1, len(curve) // 50) :]
+    chunks = np.array_split(np.arange(len(curve)), min(200, len(curve)))
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "training": {
+            **asdict(plan),
+            "steps": len(curve),
+            "trained_tokens": tokens,
+            "seconds": round(seconds, 1),
+            "tokens_per_s": round(tokens / seconds, 1),
+            "first_loss": round(curve[0]["loss"], 4),
+            "final_loss": round(float(np.mean([point["loss"] for point in tail])), 4),
+            "final_balance": round(float(np.mean([point["balance"] for point in tail])), 4),
+            "optimiser": "AdamW, betas 0.9 0.95, float32 masters, gradient norm at most 1",
+            "precision": str(model.dtype).removeprefix("torch."),
+        },
+        "entropy_bits": entropy.round(4).tolist(),
+        "curve": [
+            {name: round(float(np.mean([curve[i][name] for i in chunk])), 6) for name in curve[0]} for chunk in chunks
+        ],
+        "software": {
+            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        },
+        "hardware": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+    }  # fmt: skip
+
+
+def save(model: Any, tokenizer: Any, record: Mapping[str, Any], output: Path) -> None:
+    """Write the checkpoint folder aside and rename it, so that it is whole or not there."""
+    part = output.with_name(f".{output.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    (part / "training.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", "utf-8")
+    draw(record, part / "training.png")
+    part.rename(output)
+
+
+def draw(record: Mapping[str, Any], path: Path) -> None:
+    """A picture of a training record: loss over tokens, and how evenly each layer uses its experts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    millions = [point["tokens"] / 1e6 for point in record["curve"]]
+    left.plot(millions, [point["loss"] for point in record["curve"]], color="#1f4e79")
+    left.set(xlabel="tokens trained on, millions", ylabel="loss, nats a token", title="language-model loss")
+    entropy = record["entropy_bits"]
+    right.bar(range(len(entropy)), entropy, color="#7a9cc6")
+    most = math.log2(record["topology"]["experts"])
+    right.axhline(most, color="#888888", linewidth=0.8)
+    right.annotate("all experts alike", (0, most), (0, 3), textcoords="offset points", fontsize=8)
+    right.set(
+        ylim=(0, 1.12 * most),
+        xlabel="layer",
+        ylabel="entropy of its experts, bits",
+        title="use of experts at the end of training",
+    )
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    save_png(figure, path, dpi=120)
+    pyplot.close(figure)
+
+
+def _what(topology: Topology, base: str, record: Mapping[str, Any], domains: Sequence[str]) -> str:
+    """Plain words for the traces of this model."""
+    return (
+        f"a small real Mixture-of-Experts model of {record['parameters'] / 1e6:.0f} million parameters with the "
+        f"topology of {topology.name} ({topology.layers} layers, {topology.experts} experts, top {topology.top_k}), "
+        f"made from {base} by sparse upcycling and trained on {record['training']['trained_tokens'] / 1e6:.1f} million "
+        f"tokens of {', '.join(domains)} text; its routing is its own, not that of {topology.name}, whose costs are "
+        f"charged by default"
+    )
+
+
+def _sources(text: DomainText, blocks: np.ndarray) -> dict[str, Any]:
+    """Rows trained on by source and licence, and tokens of the packed text."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in text.train:
+        entry = rows.setdefault(row.source, {"licence": row.licence, "rows": 0})
+        entry["rows"] += 1
+    return {"tokens": int(blocks.size), "sources": dict(sorted(rows.items()))}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,307 @@
+"""Make a Mixture-of-Experts model out of a small dense one ("sparse upcycling", Komatsuzaki et al., arXiv 2212.05055).
+
+Every expert of a layer starts with neurons of the dense layer's MLP, all of them or a random share, some of them
+redrawn at random, so that experts differ from the first step and can specialise; attention, norms and embeddings are
+taken over; routers start at random. Where experts hold a share, their output is scaled so that those of one token stand
+in for the dense MLP. One function a family makes its empty model; the rest is common to all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ground.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Shape of the routing of a published model: what the small model must have in common with it.
+
+    ``width`` and ``shared`` are the shares of the dense MLP's neurons that a routed expert and the shared expert hold.
+    """
+
+    name: str
+    family: str
+    layers: int
+    experts: int
+    top_k: int
+    width: float = 1.0
+    shared: float = 0.0
+
+
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in (
+        Topology("mixtral-8x7b", "mixtral", 32, 8, 2),
+        Topology("phi-3.5-moe", "phimoe", 32, 16, 2, width=1 / 2),
+        # The shared expert is four routed ones wide, as in the published model.
+        Topology("qwen1.5-moe-a2.7b", "qwen2_moe", 24, 60, 4, width=1 / 8, shared=1 / 2),
+        Topology("qwen3-30b-a3b", "qwen3_moe", 48, 128, 8, width=1 / 12),
+    )
+}
+
+
+def source_layers(target: int, source: int) -> list[int]:
+    """Which of ``source`` dense layers each of ``target`` layers is made from, in order and spread evenly.
+
+    With 30 layers for 32, two layers in the middle of the model appear twice and every layer appears; for 48, 18 appear
+    twice; for 24, every fifth is left out.
+    """
+    return [min(source - 1, int((layer + 0.5) * source / target)) for layer in range(target)]
+
+
+def expert_weights(
+    weight: "torch.Tensor",
+    neurons: "torch.Tensor",
+    redrawn: "torch.Tensor",
+    axis: int,
+    generator: "torch.Generator",
+) -> "torch.Tensor":
+    """Copies of one MLP matrix, an expert each, of the neurons that it holds, the redrawn ones' weights drawn anew.
+
+    ``neurons`` (experts, n) numbers the neurons of each expert, ``redrawn`` (experts, n) says which of these it
+    forgets; ``axis`` is the neurons' axis in ``weight``. New weights are normal with the matrix's standard deviation.
+    """
+    import torch
+
+    copies = torch.stack([weight.index_select(axis, held) for held in neurons])
+    if not redrawn.any():
+        return copies
+    fresh = torch.randn(copies.shape, generator=generator) * weight.std()
+    mask = redrawn.unsqueeze(2 - axis)  # (E, n, 1) where neurons are rows, (E, 1, n) where they are columns
+    return torch.where(mask, fresh, copies)
+
+
+def upcycle(base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, seed: int = 0) -> "PreTrainedModel":
+    """A model of ``topology`` with the weights of the dense Llama-like ``base`` (float32, on the CPU).
+
+    ``redrawn`` is the share of neurons that each expert draws anew, 0 <= redrawn <= 1. A function of its arguments.
+    Raises InputError for a share out of range or a family without a builder.
+    """
+    import torch
+
+    if not 0 <= redrawn <= 1:
+        raise InputError(f"redrawn share is {redrawn}; it lies in 0..1")
+    if topology.family not in _EMPTY:
+        raise InputError(f"no way to upcycle to family {topology.family!r}; one of {', '.join(_EMPTY)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the new model draws its routers from the global generator
+        model: Any = _EMPTY[topology.family](topology, _shared_config(base.config)).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    dense: Any = base.model
+    origins = source_layers(topology.layers, len(dense.layers))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(dense.embed_tokens.weight)
+        model.lm_head.weight.copy_(base.lm_head.weight)
+        model.model.norm.load_state_dict(dense.norm.state_dict(), strict=False)
+        seen = _look(base)
+        for layer, origin in zip(model.model.layers, origins, strict=True):
+            _take_over(layer, dense.layers[origin], seen[origin], topology, redrawn, generator)
+            # A layer that appears n times adds its n-th part each time, so that together they add what it did.
+            for matrix in _outputs(layer):
+                matrix.div_(origins.count(origin))
+    return model
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a dense layer did with random tokens: inputs (N, H) of its MLP, root mean square of its queries and keys."""
+
+    inputs: "torch.Tensor"
+    queries: float
+    keys: float
+
+
+def _look(base: "PreTrainedModel") -> "list[_Seen]":
+    """Run random tokens (the same every time) through the dense model; what each layer did."""
+    import torch
+
+    found: dict[str, list[torch.Tensor]] = {"mlp": [], "q_proj": [], "k_proj": []}
+    handles = []
+    dense: Any = base.model
+    for layer in dense.layers:
+        parts = {"mlp": layer.mlp, "q_proj": layer.self_attn.q_proj, "k_proj": layer.self_attn.k_proj}
+        for name, module in parts.items():
+
+            def keep(module: Any, inputs: Any, output: Any, name: str = name) -> None:
+                found[name].append(inputs[0] if name == "mlp" else output)
+
+            handles.append(module.register_forward_hook(keep))
+    ids = torch.randint(base.config.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
+    try:
+        dense(input_ids=ids, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        _Seen(inputs.flatten(0, 1), queries.square().mean().sqrt().item(), keys.square().mean().sqrt().item())
+        for inputs, queries, keys in zip(*found.values(), strict=True)
+    ]
+
+
+def _take_over(
+    layer: Any, source: Any, seen: _Seen, topology: Topology, redrawn: float, generator: "torch.Generator"
+) -> None:
+    """Fill one layer from a dense one."""
+    import torch
+
+    # What the new layer has beyond the dense one stays as it is: biases of attention and norms are 0.
+    for part in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+        getattr(layer, part).load_state_dict(getattr(source, part).state_dict(), strict=False)
+    gate, up, down = (getattr(source.mlp, name).weight for name in ("gate_proj", "up_proj", "down_proj"))
+    free = torch.arange(gate.shape[0])
+    if topology.shared:
+        order = torch.randperm(gate.shape[0], generator=generator)
+        count = round(topology.shared * gate.shape[0])
+        shared, free = order[:count].sort().values, order[count:].sort().values
+        layer.mlp.shared_expert.gate_proj.weight.copy_(gate[shared])
+        layer.mlp.shared_expert.up_proj.weight.copy_(up[shared])
+        layer.mlp.shared_expert.down_proj.weight.copy_(2 * down[:, shared])
+        layer.mlp.shared_expert_gate.weight.zero_()  # half of it at first, hence the 2
+    neurons = _divided(source.mlp, seen.inputs, free, topology, generator)
+    forgotten = torch.rand(neurons.shape, generator=generator) < redrawn
+    both = [expert_weights(matrix, neurons, forgotten, 0, generator) for matrix in (gate, up)]
+    layer.mlp.experts.gate_up_proj.copy_(torch.cat(both, dim=1))
+    layer.mlp.experts.down_proj.copy_(expert_weights(down, neurons, forgotten, 1, generator))
+    if neurons.shape[1] < len(free):
+        _scale(layer.mlp, source.mlp, seen.inputs, neurons, free)
+    if hasattr(layer.self_attn, "q_norm"):  # normalised queries and keys get back the size that they had
+        layer.self_attn.q_norm.weight.fill_(seen.queries)
+        layer.self_attn.k_norm.weight.fill_(seen.keys)
+
+
+def _divided(
+    mlp: Any, inputs: "torch.Tensor", free: "torch.Tensor", topology: Topology, generator: "torch.Generator"
+) -> "torch.Tensor":
+    """Neurons (experts, n) of each expert, of those that are ``free``: drawn in proportion to what they add on average.
+
+    Drawn without replacement by Gumbel's trick (the largest of log weight + noise).
+    """
+    import torch
+
+    width = round(topology.width * mlp.gate_proj.weight.shape[0])
+    if width >= len(free):
+        return free.expand(topology.experts, -1)
+    active = mlp.act_fn(mlp.gate_proj(inputs)) * mlp.up_proj(inputs)
+    added = (active.abs().mean(dim=0) * mlp.down_proj.weight.norm(dim=0))[free]
+    noise = -torch.empty(topology.experts, len(free)).exponential_(generator=generator).log()
+    return free[(added.clamp(min=1e-9).log() + noise).topk(width, dim=1).indices.sort(dim=1).values]
+
+
+def _scale(sparse: Any, mlp: Any, inputs: "torch.Tensor", neurons: "torch.Tensor", free: "torch.Tensor") -> None:
+    """Scale what experts give so that those of a token make up for the dense neurons that they do not hold.
+
+    Each neuron by how few experts hold it, then all alike by least squares against the ``free`` neurons of the dense
+    ``mlp`` on ``inputs``, every token with the same weight.
+    """
+    import torch
+
+    router = sparse.router if hasattr(sparse, "router") else sparse.gate
+    # What all tokens have in common must not decide, or a few experts take them all.
+    common = torch.nn.functional.normalize(inputs, dim=1).mean(dim=0)
+    router.weight.sub_(torch.outer(router.weight @ common, common) / common.square().sum())
+    if not getattr(router, "norm_topk_prob", True):  # else its weights would all be near 1 / experts for long
+        router.weight.div_(2 * (inputs @ router.weight.T).std())
+    held = torch.bincount(neurons.flatten(), minlength=mlp.gate_proj.weight.shape[0])[neurons]
+    sparse.experts.down_proj.mul_((len(neurons) / held).unsqueeze(1))
+    _, weights, ids = router(inputs)
+    given = sparse.experts(inputs, ids, weights)
+    active = mlp.act_fn(mlp.gate_proj(inputs)) * mlp.up_proj(inputs)
+    wanted = active[:, free] @ mlp.down_proj.weight[:, free].T
+    size = wanted.square().sum(dim=1, keepdim=True).clamp(min=1e-12)
+    sparse.experts.down_proj.mul_(float((wanted * given / size).sum() / (given.square() / size).sum()))
+
+
+def _outputs(layer: Any) -> "list[torch.Tensor]":
+    """The matrices with which a layer adds to the residual stream."""
+    matrices = [layer.self_attn.o_proj.weight, layer.mlp.experts.down_proj]
+    return matrices + ([layer.mlp.shared_expert.down_proj.weight] if hasattr(layer.mlp, "shared_expert") else [])
+
+
+def _mixtral(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(
+        MixtralConfig(
+            **shared,
+            num_hidden_layers=topology.layers,
+            num_local_experts=topology.experts,
+            num_experts_per_tok=topology.top_k,
+            sliding_window=None,
+        )
+    )
+
+
+def _phimoe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
+    """Biases as in the published model.
+
+    Its router learns only where several experts lie within twice ``router_jitter_noise`` of the best one: the published
+    0.01 leaves too few such tokens for a training of minutes.
+    """
+    from transformers import PhimoeConfig, PhimoeForCausalLM
+
+    return PhimoeForCausalLM(
+        PhimoeConfig(
+            **shared | {"intermediate_size": round(topology.width * shared["intermediate_size"])},
+            num_hidden_layers=topology.layers,
+            num_local_experts=topology.experts,
+            num_experts_per_tok=topology.top_k,
+            router_jitter_noise=0.05,
+            attention_bias=True,
+            lm_head_bias=True,
+        )
+    )
+
+
+def _qwen2_moe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            **shared,
+            num_hidden_layers=topology.layers,
+            num_experts=topology.experts,
+            num_experts_per_tok=topology.top_k,
+            moe_intermediate_size=round(topology.width * shared["intermediate_size"]),
+            shared_expert_intermediate_size=round(topology.shared * shared["intermediate_size"]),
+            norm_topk_prob=False,
+            qkv_bias=True,
+        )
+    )
+
+
+def _qwen3_moe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **shared,
+            num_hidden_layers=topology.layers,
+            num_experts=topology.experts,
+            num_experts_per_tok=topology.top_k,
+            moe_intermediate_size=round(topology.width * shared["intermediate_size"]),
+            norm_topk_prob=True,
+        )
+    )
+
+
+def _shared_config(config: Any) -> dict[str, Any]:
+    """What a dense config and a Mixture-of-Experts config have in common."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
+        "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range",
+    )  # fmt: skip
+    return {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+
+
+_EMPTY: dict[str, Callable[..., "PreTrainedModel"]] = {
+    "mixtral": _mixtral,
+    "phimoe": _phimoe,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+}
