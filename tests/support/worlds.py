@@ -12,7 +12,7 @@ from sim.bounds import Bounds, bounds
 from sim.eviction import EVICTIONS
 from sim.log import Log
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software, builtin_software
+from sim.machine.prediction_costs import PredictionCosts, builtin_software
 from sim.model.spec import Attention, ModelSpec
 from sim.plan import Discipline, Host, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
@@ -63,7 +63,7 @@ class World:
     discipline: Discipline | None = None
     chunks: int | None = None
     profile: Trace | None = None
-    software: Software = field(default_factory=lambda: Software.load("fast"))
+    software: PredictionCosts = field(default_factory=lambda: PredictionCosts.load("fast"))
 
     @property
     def setting(self) -> Setting:
@@ -153,7 +153,7 @@ TIMED = 2 * 3 * 64 * 128
 """Bytes of an expert whose FFN the last of the machines has times of."""
 
 
-SOFTWARE = [Software.load(name) for name in builtin_software()]
+SOFTWARE = [PredictionCosts.load(name) for name in builtin_software()]
 
 
 @st.composite

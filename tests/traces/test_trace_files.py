@@ -21,10 +21,13 @@ from traces.__main__ import main
 from traces.statistics.info import describe
 from traces.trace import Trace, validate
 
-# --- K01 unreadable files ---
+# --- unreadable files ---
 
 
-def test_g01_1_half_file(tmp_path, capsys):
+def test_half_a_file_is_refused_in_one_line(tmp_path, capsys):
+    """Seen in bowang-lab/MedSAM#112, paarthneekhara/text-to-image#69:
+    half an archive was refused as "not a zip file" alone.
+    """
     path = tmp_path / "half.npz"
     full_trace().save(path)
     whole = path.read_bytes()
@@ -34,7 +37,8 @@ def test_g01_1_half_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "folder", "missing", "other zip"])
-def test_g01_2_one_error_class_for_all_bad_files(kind, tmp_path, capsys):
+def test_one_error_class_for_all_bad_files(kind, tmp_path, capsys):
+    """Seen in bytedance/jaqmc#22: a loader caught the error of one kind of bad file and missed those of others."""
     path = tmp_path / "x.npz"
     if kind == "empty":
         path.touch()
@@ -78,7 +82,8 @@ def _digest(path: str) -> tuple[str, int]:
     return trace.sha256, int(trace.experts.astype(np.int64).sum())
 
 
-def test_g01_3_workers_open_their_own_file(tmp_path):
+def test_workers_each_open_the_file_for_themselves(tmp_path):
+    """Seen in numpy/numpy#18124: workers that shared one open npz file failed its CRC checks."""
     rng = np.random.default_rng(1)
     routes = rng.random((3000, 8, 16)).argsort(axis=2)[:, :, :4]
     path = tmp_path / "t.npz"
@@ -88,7 +93,8 @@ def test_g01_3_workers_open_their_own_file(tmp_path):
         assert list(pool.map(_digest, [str(path)] * 20)) == [expected] * 20
 
 
-def test_g01_4_no_object_array_is_written_or_read(tmp_path):
+def test_no_object_array_is_written_or_read(tmp_path):
+    """Seen in obspy/obspy#2409: a None among the metadata became an object array that a newer numpy does not load."""
     path = tmp_path / "t.npz"
     trace = make_trace([0, 1], n_experts=2, meta={"captured": {"what": "toy", "seed": None}})
     trace.save(path)
@@ -113,7 +119,8 @@ class _Pwn:
 
 
 @pytest.mark.parametrize("array", ["meta", "domain", "extra"])
-def test_g01_5_pickles_are_never_run(array, tmp_path, capsys):
+def test_pickles_are_never_run(array, tmp_path, capsys):
+    """Seen in pynapple-org/pynapple#607: traces loaded with pickles allowed run code from the file."""
     pwned, path = tmp_path / "pwned", tmp_path / "evil.npz"
     evil = np.array([_Pwn(str(pwned))], object)
     np.savez(path, **(stored(full_trace()) | {array: evil}), allow_pickle=True)
@@ -123,7 +130,7 @@ def test_g01_5_pickles_are_never_run(array, tmp_path, capsys):
     assert not pwned.exists()
 
 
-# --- G-21.7, K22, K23 ---
+# --- writing, names and memory ---
 
 # Stands still when two arrays have been written.
 _SAVER = """
@@ -143,7 +150,8 @@ full_trace().save(sys.argv[1])
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_g21_7_killed_while_saving_leaves_nothing_half_written(existing, tmp_path):
+def test_killed_while_saving_leaves_nothing_half_written(existing, tmp_path):
+    """Seen in tum-esm/em27-retrieval-pipeline#117: a half-written file was taken as done because it exists."""
     path = tmp_path / "t.npz"
     if existing:
         full_trace().save(path)
@@ -168,7 +176,10 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_g22_1_odd_names_under_an_ascii_locale(tmp_path):
+def test_odd_names_work_under_an_ascii_locale(tmp_path):
+    """Seen in Telecominfraproject/oopt-gnpy#140, Festo-se/festo-cpx-io#32:
+    other letters failed where the locale is not UTF-8.
+    """
     folder = tmp_path / "é 数学 🙂"
     folder.mkdir()
     source, path, facts = folder / "in put.npz", folder / "tr ace ü.npz", folder / "facts é.json"
@@ -193,7 +204,8 @@ def test_g22_1_odd_names_under_an_ascii_locale(tmp_path):
     assert fact["domains"] == {"🙂 数学": {"profile": 0, "eval": 1}}
 
 
-def test_g22_3_undefined_figures_are_null_in_strict_json(tmp_path, capsys):
+def test_undefined_figures_are_null_in_strict_json(tmp_path, capsys):
+    """Seen in NVIDIA/Fuser#1623, metaspace2020/metaspace#1079: JSON refused numpy's integers and took NaN."""
     path = tmp_path / "t.npz"
     make_trace([[-1], [-1]], n_experts=2, phase=[0, 0]).save(path)
     assert main(["info", str(path), "--json", "-"]) == 0
@@ -207,7 +219,8 @@ def test_g22_3_undefined_figures_are_null_in_strict_json(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int64])
-def test_g23_memory_of_loading_is_bounded_by_the_stored_arrays(dtype, tmp_path):
+def test_memory_of_loading_is_bounded_by_the_stored_arrays(dtype, tmp_path):
+    """Seen in InternLM/xtuner#2046: ids of 64 bits took four times the memory."""
     rows, layers, slots = 10_000, 48, 8
     routes = np.broadcast_to(np.arange(slots), (rows, layers, slots))
     arrays = stored(make_trace(routes, n_experts=128))

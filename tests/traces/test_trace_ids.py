@@ -9,10 +9,11 @@ from tests.support.trace_files import full_trace, stored
 from traces.statistics.info import describe
 from traces.trace import Trace
 
-# --- K02 dtypes ---
+# --- dtypes ---
 
 
-def test_g02_1_512_experts_keep_their_ids(tmp_path):
+def test_ids_of_512_experts_are_kept(tmp_path):
+    """Seen in PrimeIntellect-ai/prime-rl#3051: ids of a model of 512 experts were packed into 8 bits."""
     trace = make_trace([[300, 511], [44, 255]], n_experts=512)
     trace.save(tmp_path / "wide.npz")
     loaded = Trace.load(tmp_path / "wide.npz")
@@ -22,7 +23,8 @@ def test_g02_1_512_experts_keep_their_ids(tmp_path):
         assert archive["experts"].dtype.itemsize >= 2
 
 
-def test_g02_2_minus_one_in_unsigned_8_bits_is_not_expert_255(tmp_path):
+def test_minus_one_in_unsigned_8_bits_is_not_expert_255(tmp_path):
+    """Seen in sgl-project/sglang#9499: filler of -1 in an unsigned 8-bit buffer reads as expert 255."""
     arrays = stored(make_trace([0, 1, 2, 2, 2], n_experts=256))
     arrays["experts"] = np.array([0, 1, -1, -1, -1]).astype(np.uint8).reshape(5, 1, 1)
     np.savez(tmp_path / "t.npz", **arrays)
@@ -30,7 +32,8 @@ def test_g02_2_minus_one_in_unsigned_8_bits_is_not_expert_255(tmp_path):
         Trace.load(tmp_path / "t.npz")
 
 
-def test_g02_3_joining_narrow_and_wide_turns_keeps_id_300(tmp_path):
+def test_joining_narrow_and_wide_turns_keeps_id_300(tmp_path):
+    """Seen in PrimeIntellect-ai/prime-rl#2487: each turn has its own narrow type, and joining them cut later ids."""
     one, two = stored(make_trace([199, 200], n_experts=512)), stored(make_trace([300, 7], n_experts=512))
     one["experts"] = one["experts"].astype(np.uint8)
     two["sequence_id"] = np.array(["later"])
@@ -42,7 +45,8 @@ def test_g02_3_joining_narrow_and_wide_turns_keeps_id_300(tmp_path):
     assert joined.experts.ravel().tolist() == [199, 200, 300, 7]
 
 
-def test_g02_4_signed_8_bits_are_refused_by_row_and_layer(tmp_path):
+def test_signed_8_bits_are_refused_by_row_and_layer(tmp_path):
+    """Seen in verl-project/verl#7880: ids of 128 to 255 are negative in signed 8 bits."""
     arrays = stored(make_trace([[[0], [1]], [[2], [3]]], n_experts=256))
     arrays["experts"] = np.array([[[0], [1]], [[2], [-56]]], np.int8)
     np.savez(tmp_path / "t.npz", **arrays)
@@ -54,7 +58,8 @@ def test_g02_4_signed_8_bits_are_refused_by_row_and_layer(tmp_path):
         Trace.load(tmp_path / "t.npz")
 
 
-def test_g02_5_big_endian_equals_little_endian(tmp_path):
+def test_big_endian_equals_little_endian(tmp_path):
+    """Seen in pytorch/pytorch#3671, cositools/cosipy#636: big-endian arrays were read as garbage."""
     trace = full_trace()
     arrays = {n: a if n == "meta" else a.astype(a.dtype.newbyteorder(">")) for n, a in stored(trace).items()}
     arrays["gates"] = trace.gates.astype(">f4")
@@ -82,7 +87,8 @@ def test_values_are_never_wrapped(array, dtype, value, message, tmp_path):
         Trace.load(tmp_path / "t.npz")
 
 
-def test_g09_1_float_embeddings_are_refused(tmp_path):
+def test_float_embeddings_are_refused(tmp_path):
+    """Seen in langchain-ai/langchain#31822: embeddings of NaN pass, and the index then answers -1."""
     arrays = stored(full_trace())
     arrays["embeddings"] = np.full(arrays["embeddings"].shape, np.nan, np.float32)
     np.savez(tmp_path / "t.npz", **arrays)
@@ -90,26 +96,32 @@ def test_g09_1_float_embeddings_are_refused(tmp_path):
         Trace.load(tmp_path / "t.npz")
 
 
-# --- K06, K07, K08 routes ---
+# --- routes ---
 
 
-def test_g06_1_an_id_equal_to_the_number_of_experts():
+def test_an_id_equal_to_the_number_of_experts_is_refused():
+    """Seen in sgl-project/sglang#30079, lightseekorg/tokenspeed#1461:
+    a router of NaN returned the number of experts as an id.
+    """
     with pytest.raises(InputError, match=r"'experts', row 0, routed layer 0, slot 1: expert 8, expected -1 to 7"):
         make_trace([[0, 8]], n_experts=8)
 
 
-def test_g06_2_the_same_expert_twice_is_refused():
+def test_the_same_expert_twice_is_refused():
+    """Seen in vllm-project/vllm#18343: a row held the same expert twice."""
     with pytest.raises(InputError, match=r"'experts', row 0, routed layer 0: \[3, 3\] repeats an expert"):
         make_trace([[3, 3], [1, 2]], n_experts=4)
 
 
-def test_g07_2_fewer_experts_than_slots():
+def test_a_route_may_hold_fewer_experts_than_slots():
+    """Seen in DynMoE (LINs-lab/DynMoE): the number of experts differs by token."""
     trace = make_trace([[0, -1, -1, -1], [3, 2, 1, 0], [-1] * 4, [-1, 2, -1, 1]], n_experts=4)
     facts = describe(trace)
     assert facts["activations"] == 7 and facts["none_ids"] == 9
 
 
-def test_g07_3_routes_without_a_slot_axis_are_top_1(tmp_path):
+def test_routes_without_a_slot_axis_are_top_1(tmp_path):
+    """Seen in jingyaogong/minimind#858: top 1 is stored as a special case."""
     arrays = stored(make_trace([[[0], [1]], [[2], [0]]], n_experts=3))
     arrays["experts"] = arrays["experts"][:, :, 0]
     arrays["gates"] = np.ones((2, 2), np.float32)
@@ -119,7 +131,8 @@ def test_g07_3_routes_without_a_slot_axis_are_top_1(tmp_path):
     assert trace.gates.tolist() == [[[1], [1]], [[1], [1]]]
 
 
-def test_g08_1_a_prompt_of_no_tokens_is_named(tmp_path):
+def test_a_prompt_of_no_tokens_is_named(tmp_path):
+    """Seen in inference-sim/inference-sim#1301: prompts of no tokens gave latencies without meaning."""
     arrays = stored(make_trace([0, 1, 2], n_experts=3, sequence=[0, 1, 2]))
     arrays["sequence"] = np.array([0, 0, 2], np.int32)
     arrays["position"] = np.array([0, 1, 0], np.int32)
@@ -129,7 +142,8 @@ def test_g08_1_a_prompt_of_no_tokens_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("sequences", [0, 1])
-def test_g08_1_a_trace_without_rows_is_refused(sequences, tmp_path):
+def test_a_trace_without_rows_is_refused(sequences, tmp_path):
+    """Seen in inference-sim/inference-sim#1301: prompts of no tokens gave latencies without meaning."""
     arrays = stored(make_trace([0], n_experts=2))
     for name in ("experts", "token", "sequence", "position", "phase"):
         arrays[name] = arrays[name][:0]

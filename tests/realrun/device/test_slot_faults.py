@@ -96,13 +96,19 @@ def faulty(kind: type[RealRun], world: World, plan: Plan) -> str:
     return str(caught.value)
 
 
-def test_g_24_5_a_kernel_that_does_not_wait_for_its_copy_is_caught() -> None:
+def test_a_kernel_that_does_not_wait_for_its_copy_is_caught() -> None:
+    """Seen in ROCm/pytorch#3194, meta-pytorch/torchrec#4231:
+    a slot was read before the copying stream had written it.
+    """
     said = faulty(Hasty, real_world(chain([0, 1, 2, 3]), slots=2), Plan())
     assert said.startswith("step 0: 1 times an expert was not the expert in its slot")
     assert said.endswith("first routed layer 0, expert 0")
 
 
-def test_g_24_5_half_a_copy_is_caught() -> None:
+def test_half_a_copy_is_caught() -> None:
+    """Seen in ROCm/pytorch#3194, meta-pytorch/torchrec#4231:
+    a slot was read before the copying stream had written it.
+    """
     class Early(Hasty):
         def _wait_for(self, transfer: Any) -> None:
             # The stamp is there already, as if the copies of a transfer had been taken out of order.
@@ -112,8 +118,11 @@ def test_g_24_5_half_a_copy_is_caught() -> None:
     assert "was not whole when its kernels began" in said
 
 
-def test_g_24_5_a_slot_given_away_right_after_the_launch_is_caught() -> None:
+def test_a_slot_given_away_right_after_the_launch_is_caught() -> None:
     # While the kernels of expert 0 have not begun, expert 1 is asked for and takes the only slot.
+    """Seen in ROCm/pytorch#3194, meta-pytorch/torchrec#4231:
+    a slot was read before the copying stream had written it.
+    """
     ask = Requests.build(np.array([1]), np.array([1]), np.array([1]))
     world = real_world(chain([0, 1, 1]), slots=1)
     assert "expert 0" in faulty(Careless, world, Plan(requests=ask))

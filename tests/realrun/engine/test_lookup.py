@@ -10,7 +10,7 @@ import torch
 
 from ground.errors import InputError
 from realrun.calibrate.lookup_ways import error, ways
-from realrun.device.machine import Machine
+from realrun.calibrate.machine import Machine
 from realrun.engine.lookup import eager
 
 

@@ -76,7 +76,8 @@ def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(mo
         torch.testing.assert_close(mine, theirs)
 
 
-def test_g_18_2_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in ocaml-multicore/eio#25: a scheduler returned as if done while all were blocked."""
     over = threading.Event()
 
     def nothing(*_: Any) -> None:

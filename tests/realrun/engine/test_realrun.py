@@ -161,7 +161,10 @@ def test_a_stopped_run_counts_a_late_prefetch_once() -> None:
     assert ended.tolist() == c.issued and sum(c.late) == 1
 
 
-def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:
+def test_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:
+    """Seen in ROCm/pytorch#3194, meta-pytorch/torchrec#4231:
+    a slot was read before the copying stream had written it.
+    """
     world = real_world(make_trace(np.random.default_rng(0).permuted(np.tile(np.arange(6), (5, 2, 1)), axis=2)[:, :, :2], n_experts=6), slots=4)  # fmt: skip  # noqa: E501
     with staged(world) as (stage, predictions):
         device: Any = stage.device
@@ -176,7 +179,8 @@ def test_g_24_5_outputs_are_those_of_a_resident_run_however_slow_copies_are() ->
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_g_08_2_experts_without_tokens_are_neither_fetched_nor_launched(batch: int) -> None:
+def test_experts_without_tokens_are_neither_fetched_nor_launched(batch: int) -> None:
+    """Seen in huggingface/transformers#32283: an expert launched without tokens crashed a quantised kernel."""
     routes = [[[1, 4]], [[4, 1]]] * batch
     sequence = np.repeat(np.arange(batch), 2)
     world = real_world(make_trace(routes, n_experts=8, sequence=sequence), slots=8, batch=batch)
@@ -234,7 +238,8 @@ def test_work_beside_the_step_delays_requests_and_on_the_path_the_step() -> None
     assert (beside.log.predict == 0).all()
 
 
-def test_g_18_4_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     world = real_world(chain([0, 1, 2, 3] * 50), slots=2)
     monkeypatch.setattr("realrun.engine.loop.TURNS_BETWEEN_LOOKS", 1)  # and every step takes a turn
     done = [0]

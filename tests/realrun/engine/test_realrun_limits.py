@@ -108,7 +108,8 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert said in refused([str(trace), *rest, *more], capsys)
 
 
-def test_g_24_1_without_a_gpu_there_is_one_line(trace: Path) -> None:
+def test_without_a_gpu_there_is_one_line(trace: Path) -> None:
+    """Seen in pytorch/pytorch#52675, sbi-dev/sbi#1093: without a GPU there was noise, and tests failed."""
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "realrun", "replay", str(trace), "--shared", "1"]
     done = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=120)
@@ -116,7 +117,8 @@ def test_g_24_1_without_a_gpu_there_is_one_line(trace: Path) -> None:
     assert [line.startswith("error: device 'cuda'") for line in done.stderr.splitlines()] == [True]
 
 
-def test_g_24_1_without_torch_there_is_one_line_and_the_simulator_runs(trace: Path) -> None:
+def test_without_torch_there_is_one_line_and_the_simulator_runs(trace: Path) -> None:
+    """Seen in pytorch/pytorch#52675, sbi-dev/sbi#1093: without a GPU there was noise, and tests failed."""
     block = "import sys; sys.modules['torch'] = None; from {0}.__main__ import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", block.format("realrun"), "replay", str(trace), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -126,16 +128,18 @@ def test_g_24_1_without_torch_there_is_one_line_and_the_simulator_runs(trace: Pa
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
 
 
-def test_g_24_6_a_device_that_is_not_there_is_named(
+def test_a_device_that_is_not_there_is_named(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Seen in GenerelSchwerz/llama.cpp#90: the expert cache was always on the first GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "device 'cuda:1': there are 1 GPUs" in refused([str(trace), "--device", "cuda:1"], capsys)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_g_24_6_nothing_is_allocated_on_another_gpu(trace: Path) -> None:
+def test_nothing_is_allocated_on_another_gpu(trace: Path) -> None:
+    """Seen in GenerelSchwerz/llama.cpp#90: the expert cache was always on the first GPU."""
     assert main(["replay", str(trace), "--device", "cuda:1", "--scale", "16", "--steps", "2"]) == 0
     assert torch.cuda.memory_allocated(0) == 0
 
@@ -146,9 +150,10 @@ def test_g_24_6_nothing_is_allocated_on_another_gpu(trace: Path) -> None:
 @pytest.mark.parametrize(
     "failure", [MemoryError("cudaHostRegister: error 2"), RuntimeError("CUDA error: out of memory")]
 )
-def test_g_24_2_failed_pinning_is_the_hosts_memory_with_the_bytes_asked_for(
+def test_failed_pinning_is_the_hosts_memory_with_the_bytes_asked_for(
     trace: Path, failure: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Seen in dvmazur/mixtral-offloading#18, #26: failed pinning was reported as GPU memory with GPU memory free."""
     def fail(self: Any, address: int, size: int) -> None:
         raise failure
 
@@ -159,12 +164,14 @@ def test_g_24_2_failed_pinning_is_the_hosts_memory_with_the_bytes_asked_for(
     assert "not of the GPU" in said
 
 
-def test_g_24_3_arenas_are_not_rounded_up_to_powers_of_two() -> None:
+def test_arenas_are_not_rounded_up_to_powers_of_two() -> None:
+    """Seen in pytorch/pytorch#150517, #95823: pinned blocks are rounded up to powers of two."""
     size = 129_500_000
     assert 64 * size <= host_bytes(64, size) < 1.001 * 64 * size
 
 
-def test_g_24_3_arenas_hold_what_was_predicted_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arenas_hold_what_was_predicted_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in pytorch/pytorch#150517, #95823: pinned blocks are rounded up to powers of two."""
     pinned: dict[int, int] = {}
     monkeypatch.setattr("realrun.device.host_store.ARENA_BYTES", 3 * MIB)
     monkeypatch.setattr(HostDevice, "pin", lambda self, address, size: pinned.update({address: size}))
@@ -179,7 +186,8 @@ def test_g_24_3_arenas_hold_what_was_predicted_of_them(monkeypatch: pytest.Monke
     assert not pinned
 
 
-def test_g_24_4_every_load_brings_the_bytes_of_its_source(trace: Path) -> None:
+def test_every_load_brings_the_bytes_of_its_source(trace: Path) -> None:
+    """Seen in pytorch/pytorch#127612, #130785: a pinned source changed before its asynchronous copy ended."""
     with open_device("cpu") as device:
         store = HostStore(device, 4, 4096)
         cache = DeviceCache(device, 4096, 1, 4, Slots((2 * 4096,), (0,)))
@@ -259,7 +267,8 @@ def test_experts_that_are_not_bf16_are_refused() -> None:
 # -- slots -----------------------------------------------------------------------------------------------------------
 
 
-def test_g_18_1_pinned_and_loading_experts_are_never_evicted() -> None:
+def test_pinned_and_loading_experts_are_never_evicted() -> None:
+    """Seen in JustVugg/colibri#316: with every slot pinned or loading, slot 0 was evicted anyway."""
     with open_device("cpu") as device:
         cache = DeviceCache(device, 1024, 1, 5, Slots((2 * 1024,), (0,)))
         for expert in (0, 1):
@@ -296,7 +305,8 @@ sys.exit(main(sys.argv[1:]))
 """A command that gets SIGINT in the sixth layer of its first prompt."""
 
 
-def test_g_18_4_an_interrupted_prefill_ends_and_leaves_no_file(trace: Path, tmp_path: Path) -> None:
+def test_an_interrupted_prefill_ends_and_leaves_no_file(trace: Path, tmp_path: Path) -> None:
+    """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     asked = ["replay", str(trace), "--device", "cpu", "--scale", "16", "--shared", "1", "--cache", "8"]
     command = [sys.executable, "-c", INTERRUPTED, *asked, "--json", str(tmp_path / "told.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -305,9 +315,10 @@ def test_g_18_4_an_interrupted_prefill_ends_and_leaves_no_file(trace: Path, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_g_18_4_what_was_measured_before_an_interruption_is_reported_as_incomplete(
+def test_what_was_measured_before_an_interruption_is_reported_as_incomplete(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     finished: list[int] = []
 
     class Counting(Watch):
@@ -331,9 +342,10 @@ def test_g_18_4_what_was_measured_before_an_interruption_is_reported_as_incomple
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_g_18_4_policies_that_were_run_before_an_interruption_are_reported(
+def test_policies_that_were_run_before_an_interruption_are_reported(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     begun: list[str] = []
 
     def once(*arguments: Any, policy: str, **options: Any) -> Any:

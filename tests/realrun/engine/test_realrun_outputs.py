@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.__main__ import main
-from realrun.calibrate.profile import to_toml
+from realrun.calibrate.profile_text import to_toml
 from realrun.validate.agreement import Row
 from realrun.validate.record import Record
 from sim.machine.hardware import Hardware
@@ -29,8 +29,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Inputs of every command in the current folder; nothing of them may be used, since everything is refused."""
     monkeypatch.chdir(tmp_path)
     for where in (
-        "realrun.calibrate.calibrate.calibrate", "realrun.validate.validate.calibrate", "realrun.validate.validate._both",
-        "realrun.commands.open_rig", "realrun.calibrate.lookup_ways.ways", "realrun.validate.baselines.baselines",
+        "realrun.calibrate.machine_profile.calibrate", "realrun.validate.validate.calibrate",
+        "realrun.validate.validate._both", "realrun.commands.open_rig",
+        "realrun.calibrate.lookup_ways.ways", "realrun.validate.baselines.baselines",
         "traces.capture.checkpoint.load_model", "realrun.validate.resimulate.simulate",
     ):  # fmt: skip
         monkeypatch.setattr(where, lambda *_, **__: pytest.fail("the work has begun"))
@@ -141,9 +142,10 @@ def test_a_profile_may_have_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     h200 = Hardware.load("h200")
-    monkeypatch.setattr("realrun.calibrate.calibrate.calibrate", lambda machine, specs, effort, name: to_toml({"name": name}, ""))
-    monkeypatch.setattr("realrun.calibrate.calibrate.Hardware.parse", lambda text, name: h200)
-    monkeypatch.setattr("realrun.calibrate.calibrate._print", lambda *_: None)
+    made = "realrun.calibrate.machine_profile"
+    monkeypatch.setattr(f"{made}.calibrate", lambda machine, specs, effort, name: to_toml({"name": name}, ""))
+    monkeypatch.setattr("realrun.calibrate.machine_profile.Hardware.parse", lambda text, name: h200)
+    monkeypatch.setattr("realrun.calibrate.machine_profile._print", lambda *_: None)
     for name, kept in (("\udcff", "\ufffd"), ('a"b\nc', 'a"b\\nc')):
         out = tmp_path / f"{name}.toml"
         assert main(["calibrate", "--device", "cpu", "--model", "mixtral-8x7b", "--out", str(out)]) == 0

@@ -74,7 +74,8 @@ def generated(family: str, choice: Choice) -> Generated:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", ["1", "25%", "100%"])
-def test_g_28_3_every_family_says_the_same_at_every_residency(family: str, cache: str) -> None:
+def test_every_family_says_the_same_at_every_residency(family: str, cache: str) -> None:
+    """Seen in EfficientMoE/MoE-Infinity#32, jundot/omlx#2595: does a wrong prefetch change the output?"""
     result = generated(family, Choice("lru", cache=cache, check=True))
     assert result.tokens == resident(family)
     told = result.summary()
@@ -85,7 +86,8 @@ def test_g_28_3_every_family_says_the_same_at_every_residency(family: str, cache
 
 @pytest.mark.parametrize("cache", ["25%", "50%", "100%"])
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "switch"])
-def test_g_28_3_a_wrong_predictor_changes_no_token(family: str, cache: str) -> None:
+def test_a_wrong_predictor_changes_no_token(family: str, cache: str) -> None:
+    """Seen in EfficientMoE/MoE-Infinity#32, jundot/omlx#2595: does a wrong prefetch change the output?"""
     result = generated(family, Choice("tests.realrun.generate.test_generate:Wrong", cache=cache, check=True))
     assert result.tokens == resident(family)
     assert sum(result.counters[-1].issued) > 0
@@ -256,7 +258,7 @@ def test_what_is_wrong_is_refused_in_one_line_before_the_model_is_loaded(
 ) -> None:
     if torch.cuda.is_available() and "cuda" in more:
         pytest.skip("there is a GPU")
-    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is loaded"))
     assert said in refusal(checkpoint, more, capsys)
 
 
@@ -288,7 +290,7 @@ def test_memory_that_a_run_on_the_cpu_does_not_have_is_told_before_it_is_taken(
         assert slots in refusal(checkpoint, [], capsys)
         assert main(["generate", "--model", str(checkpoint), "--prompt", "the", "--device", "cpu", "--cache", "5"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is loaded"))
     assert "host memory for the weights of" in refusal(checkpoint, [], capsys)
 
 
@@ -296,7 +298,7 @@ def test_a_dense_model_is_refused_before_it_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_moe.llama().save_pretrained(tmp_path)
-    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is being loaded"))
+    monkeypatch.setattr("traces.capture.checkpoint.load_model", lambda *_, **__: pytest.fail("the model is loaded"))
     assert "no MoE layer with a known router" in refusal(tmp_path, [], capsys)
 
 

@@ -16,7 +16,7 @@ import realrun.validate.baselines
 import realrun.validate.validate
 from ground.errors import InputError
 from realrun.__main__ import main
-from realrun.device.machine import Machine
+from realrun.calibrate.machine import Machine
 from realrun.engine.replay import first_steps, scaled
 from realrun.validate.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summarise
 from realrun.validate.baselines import baselines, pageable_ms

@@ -108,7 +108,10 @@ def test_switch_stacks() -> None:
 
 
 def test_nested_text_config() -> None:
-    """G-04.3: expert counts that stand only under text_config."""
+    """Expert counts that stand only under text_config.
+
+    Seen in EfficientMoE/MoE-Infinity#125: settings nested under text_config chose the wrong parser.
+    """
     flat = ModelSpec.from_config(QWEN3, "a")
     inner = {k: v for k, v in QWEN3.items() if k != "_source"}
     nested = ModelSpec.from_config({"model_type": "some_vision_thing", "text_config": inner}, "a")
@@ -205,7 +208,7 @@ def test_resolve_by_name_and_overrides() -> None:
     meta = {"name": "Mixtral-8x7B", "experts": 8, "top_k": 1, "expert_bytes": [7, 14] * 16}
     spec = resolve_model(meta, n_routed=32)
     assert spec.top_k == 1
-    assert spec.expert_bytes == (7, 14) * 16  # G-12.1: a size for each layer
+    assert spec.expert_bytes == (7, 14) * 16  # a size for each layer
     assert spec.routed_bytes_per_token == 16 * 21
 
 
@@ -228,7 +231,7 @@ def test_resolve_a_config_in_the_trace() -> None:
         ({"expert_bytes": [1] * 31}, 32, "31 values"),
         ({"expert_bytes": 5}, 32, "model.expert_bytes is 5"),
         ({"expert_bytes": [1] * 31 + [0]}, 32, r"model.expert_bytes[31] is 0"),
-        ({"expert_bytes": [float("nan")] * 32}, 32, r"model.expert_bytes[0] is nan"),  # G-13.2
+        ({"expert_bytes": [float("nan")] * 32}, 32, r"model.expert_bytes[0] is nan"),  # else SimPy waits NaN
         ({"part": "decoder"}, 32, "part 'decoder'"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
@@ -24,7 +24,7 @@ from tests.support.strategies import make_trace
 from tests.support.worlds import World, toy_machine, toy_model, worlds
 from traces.trace import Trace
 
-FAST, HOSTED = Software.load("fast"), Software.parse(HOST)
+FAST, HOSTED = PredictionCosts.load("fast"), PredictionCosts.parse(HOST)
 
 
 def policy(setting: Setting, **values: Any) -> Domoe:
@@ -34,7 +34,7 @@ def policy(setting: Setting, **values: Any) -> Domoe:
 
 
 def world(
-    domains: list[str], tokens: int = 3, *, layers: int = 3, seed: int = 0, software: Software = FAST, batch: int = 1
+    domains: list[str], tokens: int = 3, *, layers: int = 3, seed: int = 0, software: PredictionCosts = FAST, batch: int = 1
 ) -> World:
     """A sequence a domain, two prompt tokens and ``tokens`` decoded ones; each domain points its own way."""
     rng = np.random.default_rng(seed)
@@ -116,7 +116,10 @@ def _with(predictor: Neighbours, votes: int) -> Neighbours:
     )  # fmt: skip
 
 
-def test_g_10_1_two_entries_give_no_more_than_their_votes() -> None:
+def test_two_entries_give_no_more_than_their_votes() -> None:
+    """Seen in facebookresearch/faiss#2657, #1206, #1731:
+    asking for more neighbours than there are returns -1, the last row.
+    """
     here = world(["law", "code"], 1)
     predictor = policy(here.setting, top_k=4).predictor(1, 6)
     assert [(t.domain, len(t)) for t in predictor.tables] == [("code", 1), ("law", 1)]
@@ -127,7 +130,8 @@ def test_g_10_1_two_entries_give_no_more_than_their_votes() -> None:
         assert scores[layer].max() == pytest.approx(1, abs=1e-3)
 
 
-def test_k09_a_query_of_zeros_predicts_nothing_and_leaves_others_as_they_were() -> None:
+def test_a_query_of_zeros_predicts_nothing_and_leaves_others_as_they_were() -> None:
+    """Seen in vlasky/sqlite-vec#8, HKUDS/LightRAG#3421: a vector of zeros made cosines NaN and spoilt the order."""
     here = world(["law", "code"], 4)
     assert here.trace.embeddings is not None
     blank = here.trace.embeddings.copy()
@@ -157,7 +161,8 @@ def test_a_prompt_of_zeros_matches_no_table_and_its_sequence_is_served_on_demand
     assert set(searched.tolist()) <= {0, 4, 5, 6, 7}, "nothing is searched where no table is consulted"
 
 
-def test_g_10_4_a_single_domain_is_always_its_own_and_popularity_is_plain_frequency() -> None:
+def test_a_single_domain_is_always_its_own_and_popularity_is_plain_frequency() -> None:
+    """Seen in antirez/ds4#390: a usage profile of one workload serves only that."""
     here = world(["law"] * 3, 4)
     made = policy(here.setting)
     predictor = made.predictor(1, 6)
@@ -218,7 +223,7 @@ def test_the_modes_of_the_ablation() -> None:
     assert cheap.predicted_ns(cheap.prediction_layers(1, 6, 3), 1, 6) <= cheap.predicted_ns((0,), 1, 6)
 
 
-def _slow(software: Software, us: float) -> Software:
+def _slow(software: PredictionCosts, us: float) -> PredictionCosts:
     figure = software.search_us.model_copy(update={"value": us})
     return software.model_copy(update={"search_us": figure})
 
@@ -245,7 +250,7 @@ def charged(plan: Plan) -> dict[int, int]:
 
 @pytest.mark.parametrize("software", [FAST, HOSTED])
 @pytest.mark.parametrize(("keys", "searches"), [("layer", 3), ("entry", 3), ("token", 1)])
-def test_time_and_memory_by_hand(software: Software, keys: str, searches: int) -> None:
+def test_time_and_memory_by_hand(software: PredictionCosts, keys: str, searches: int) -> None:
     # Three sequences of two domains, each matched with its own alone: prefill, two decode steps, and so on.
     here = world(["law", "code", "law"], 2, software=software)
     model, machine = here.model, here.hardware

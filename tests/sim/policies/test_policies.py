@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ground.errors import InputError
 from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
 from sim.run.simpy_engine import Run
@@ -75,7 +75,7 @@ def test_a_cache_one_byte_below_an_expert_is_the_same_error_for_all(name: str) -
     )
     model = toy_model(1, 2, 1, (100,))
     # Tables of predictors lie on the host, so that experts have the whole budget.
-    world = World(trace, model, toy_machine(), 1, work, 99, software=Software.load("paper"))
+    world = World(trace, model, toy_machine(), 1, work, 99, software=PredictionCosts.load("paper"))
     plan = world.plan(name)
     if plan.everything_resident:
         assert Run(work, plan, 99).log().found.tolist() == [REUSE_HIT]

@@ -127,17 +127,22 @@ def test_well_apart_directions_are_found() -> None:
     assert (centres @ np.eye(4)).max(axis=1).min() > 0.999
 
 
-def test_g_10_2_fewer_embeddings_than_prototypes() -> None:
+def test_fewer_embeddings_than_prototypes_are_all_prototypes() -> None:
+    """Seen in OSU-NLP-Group/HippoRAG#66, facebookresearch/faiss#154: clustering fewer samples than clusters aborted."""
     assert len(Prototypes.build(np.eye(3, dtype=np.int8), 8, 0).centres) == 3
 
 
-def test_g_10_3_identical_embeddings_have_one_prototype() -> None:
+def test_identical_embeddings_have_one_prototype() -> None:
+    """Seen in facebookresearch/faiss#436: identical points gave fewer clusters than were asked for."""
     built = Prototypes.build(np.full((6, 3), 5, np.int8), 8, 0)
     assert built.centres.tolist() == pytest.approx(np.full((1, 3), 3**-0.5))
     assert built.distance(np.full((2, 3), 1, np.int8)) == pytest.approx(0, abs=1e-12)
 
 
-def test_g_09_zeros_have_no_direction_and_what_is_not_finite_is_refused() -> None:
+def test_zeros_have_no_direction_and_what_is_not_finite_is_refused() -> None:
+    """Seen in langchain-ai/langchain#31822: embeddings of NaN pass, and the index then answers -1.
+    And vlasky/sqlite-vec#8, HKUDS/LightRAG#3421: a vector of zeros made cosines NaN and spoilt the order.
+    """
     assert cluster(np.zeros((4, 3), np.int8), 2, 0).shape == (0, 3)
     with_zeros = np.array([[0, 0], [3, 0], [0, 0], [0, 4]], np.int8)
     assert sorted(cluster(with_zeros, 4, 0).tolist()) == [[0, 1], [1, 0]]
@@ -227,7 +232,8 @@ def test_the_margin_decides_whether_more_than_the_best_is_consulted() -> None:
         assert Matching(domains, 2, "A", most, margin).consulted(PROMPT).tolist() == expected
 
 
-def test_g_09_prompts_without_direction_match_nothing_and_there_is_no_table_of_all() -> None:
+def test_prompts_without_direction_match_nothing_and_there_is_no_table_of_all() -> None:
+    """Seen in vlasky/sqlite-vec#8, HKUDS/LightRAG#3421: a vector of zeros made cosines NaN and spoilt the order."""
     domains = prototypes([[100, 0]], [[80, 60]])
     for prompt in (np.zeros((3, 2), np.int8), np.zeros((0, 2), np.int8)):
         assert Matching(domains, 2).consulted(prompt).tolist() == []

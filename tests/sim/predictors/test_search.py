@@ -81,20 +81,24 @@ def test_cosines_are_within_the_stated_angle(seed: int, dims: int) -> None:
     assert np.abs(cosines[0] - true).max() <= math.sqrt(dims) / 2 / index.scale + 1e-6
 
 
-def test_g_10_1_fewer_keys_than_asked_for_are_all_there_is() -> None:
+def test_fewer_keys_than_asked_for_are_all_there_is() -> None:
+    """Seen in facebookresearch/faiss#2657, #1206, #1731:
+    asking for more neighbours than there are returns -1, the last row.
+    """
     numbers, _ = Index(np.array([[1, 0], [0, 1]], np.int8)).search(np.array([[3, 1]], np.int8), 4)
     assert numbers.tolist() == [[0, 1]]
     assert Index(np.zeros((0, 2), np.int8)).search(np.array([[3, 1]], np.int8), 4)[0].shape == (1, 0)
 
 
-def test_k10_identical_keys_come_in_their_order() -> None:
+def test_identical_keys_come_in_their_order() -> None:
     keys = np.array([[2, 2]] * 5 + [[1, 1]] * 5, np.int8)  # all of one direction
     numbers, cosines = Index(keys).search(np.array([[7, 7], [0, 0], [-1, -1]], np.int8), 3)
     assert numbers.tolist() == [[0, 1, 2]] * 3
     assert cosines.tolist() == pytest.approx(np.array([[1.0] * 3, [0.0] * 3, [-1.0] * 3]), abs=1e-4)
 
 
-def test_g_09_2_a_zero_vector_has_cosine_0_and_moves_nobody_else() -> None:
+def test_a_zero_vector_has_cosine_0_and_moves_nobody_else() -> None:
+    """Seen in vlasky/sqlite-vec#8, HKUDS/LightRAG#3421: a vector of zeros made cosines NaN and spoilt the order."""
     keys = np.array([[1, 0], [0, 0], [1, 1], [0, 1]], np.int8)
     numbers, cosines = Index(keys).search(np.array([[9, 1]], np.int8), 4)
     assert numbers[0].tolist() == [0, 2, 3, 1]
@@ -104,7 +108,8 @@ def test_g_09_2_a_zero_vector_has_cosine_0_and_moves_nobody_else() -> None:
     assert np.array([0, 2, 3])[without[0]].tolist() == numbers[0, :3].tolist()
 
 
-def test_g_09_1_what_is_not_a_number_is_named_by_its_row() -> None:
+def test_what_is_not_a_number_is_named_by_its_row() -> None:
+    """Seen in langchain-ai/langchain#31822: embeddings of NaN pass, and the index then answers -1."""
     bad = np.zeros((3, 2), np.float32)
     bad[1, 0] = np.nan
     with pytest.raises(InputError, match="keys are float32, not finite in row 1; expected integers"):

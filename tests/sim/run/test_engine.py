@@ -171,7 +171,8 @@ def _stretch(
 
 @given(planned())
 @settings(max_examples=150)
-def test_g_18_3_what_was_given_up_holds_no_slot(case: tuple[World, str, Plan]) -> None:
+def test_what_was_given_up_holds_no_slot(case: tuple[World, str, Plan]) -> None:
+    """Seen in heal-research/SimSharp#45: a request given up without being cancelled kept its slot."""
     world, _, plan = case
     run = run_of(world, plan)
     log = run.log()

@@ -71,7 +71,10 @@ def small(**more):
     return Amount(**{"profile_tokens": 30, "eval_tokens": 6, "eval_sequences": 2, "batch": 4, "new_tokens": 6} | more)
 
 
-def test_six_prompt_tokens_and_four_new_ones_are_nine_rows():  # G-14.2
+def test_six_prompt_tokens_and_four_new_ones_are_nine_rows():
+    """Seen in huggingface/transformers#26174, vllm-project/vllm#28284:
+    the prompt comes whole, the last token is never run.
+    """
     arrays, states, prefill_states, _ = run(
         without_end(mixtral()), [[4, 5, 6, 7, 8, 9]], new_tokens=4, words=no_end_words()
     )
@@ -101,21 +104,24 @@ def test_ids_are_those_that_an_independent_record_of_the_experts_shows():
     assert (arrays["experts"] == torch.stack([torch.cat(kept) for kept in used], dim=1).numpy()).all()
 
 
-def test_padding_is_never_counted():  # G-03.1
+def test_padding_is_never_counted():
+    """Seen in huggingface/transformers#28505, #28517: padding was counted among the router's statistics."""
     arrays, *_ = run(mixtral(), PROMPTS[:2], new_tokens=1)
     assert len(arrays["experts"]) == 3 + 5
     counts = [np.bincount(arrays["experts"][:, layer].ravel(), minlength=8).sum() for layer in range(3)]
     assert counts == [8 * 2] * 3
 
 
-def test_a_genuine_end_token_in_a_prompt_is_kept_when_padding_is_the_same_token():  # G-03.2
+def test_a_genuine_end_token_in_a_prompt_is_kept_when_padding_is_the_same_token():
+    """Seen in pytorch/torchtitan#4168: padding that is the end token looks like real load to a router."""
     words = tokenizer()
     words.pad_token = words.eos_token
     arrays, *_ = run(mixtral(), [[5, 9, 1], [22, 7, 30, 41, 11]], new_tokens=1, words=words)
     assert arrays["token"].tolist() == [5, 9, 1, 22, 7, 30, 41, 11]
 
 
-def test_a_tokenizer_without_padding_serves_one_and_many():  # G-27.1
+def test_a_tokenizer_without_padding_serves_one_and_many():
+    """Seen in delphi-suite/delphi#132: a tokenizer had no padding token."""
     words = tokenizer(pad=None)
     assert words.pad_token_id is None
     one, *_ = run(mixtral(), PROMPTS[:1], words=words)
@@ -221,7 +227,7 @@ def test_every_way_of_running_experts_is_captured(implementation, dtype):
     model.set_experts_implementation(implementation)
     arrays, states, *_ = run(model, new_tokens=4)
     assert arrays["experts"].shape[1:] == (3, 2)
-    assert states.dtype == np.float32 and np.isfinite(states).all()  # G-26.1: bfloat16 has no NumPy type
+    assert states.dtype == np.float32 and np.isfinite(states).all()  # bfloat16 has no NumPy type
     if dtype == torch.float32:
         reference, *_ = run(mixtral(), new_tokens=4)
         assert (arrays["experts"] == reference["experts"]).all()
@@ -247,7 +253,8 @@ def test_look_ahead_applies_the_next_router_to_this_layer_s_input():
     assert (ahead[:, 2] == -1).all()
 
 
-def test_a_bypassed_router_is_an_error_naming_its_layer():  # G-25.1
+def test_a_bypassed_router_is_an_error_naming_its_layer():
+    """Seen in vllm-project/vllm#57793: a hook on a bypassed router captured nothing and said nothing."""
     model = mixtral()
     block = model.model.layers[1].mlp
 
@@ -272,12 +279,18 @@ def test_experts_that_are_not_the_router_s_are_an_error():
         run(model)
 
 
-def test_a_dense_model_is_refused():  # G-25.4
+def test_a_dense_model_is_refused():
+    """Seen in huggingface/trl#7222, huggingface/transformers#48886:
+    MoE was told by a config field that DeepSeek lacks.
+    """
     with pytest.raises(InputError, match="LlamaForCausalLM: no MoE layer with a known router"):
         Recorder(llama())
 
 
-def test_jitter_is_off_whatever_mode_the_model_was_left_in():  # G-20.3
+def test_jitter_is_off_whatever_mode_the_model_was_left_in():
+    """Seen in huggingface/transformers#33969, vllm-project/vllm#35499:
+    routers jittered in a model left in training mode.
+    """
     model = mixtral(router_jitter_noise=0.4).train()
     one, *_ = run(model)
     model.train()
@@ -286,7 +299,8 @@ def test_jitter_is_off_whatever_mode_the_model_was_left_in():  # G-20.3
     assert not model.training
 
 
-def test_ties_are_counted_and_the_ids_are_the_model_s():  # G-05.1
+def test_ties_are_counted_and_the_ids_are_the_model_s():
+    """Seen in pytorch/pytorch#127196, #27542: equal scores have different top-k indices on CPU and GPU."""
     model = without_end(mixtral())
     with torch.no_grad():
         model.model.layers[0].mlp.gate.weight.zero_()

@@ -114,7 +114,8 @@ def test_a_loaded_checkpoint_is_captured_as_its_experts_saw_it(family, implement
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_captured_as_its_experts_saw_it(family):  # G-26.1
+def test_bfloat16_is_captured_as_its_experts_saw_it(family):
+    """Seen in pytorch/pytorch#110285, TransformerLensOrg/TransformerLens#1346: numpy has no bfloat16."""
     model = without_end(decoder(family).to(torch.bfloat16))
     layers, given = routed_layers(model), [[] for _ in FAMILIES[family][2]]
     common = torch.randn(32, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
@@ -144,7 +145,8 @@ def test_bfloat16_is_captured_as_its_experts_saw_it(family):  # G-26.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_probabilities_and_weights_are_what_the_trace_says(family):  # G-25.3
+def test_probabilities_and_weights_are_what_the_trace_says(family):
+    """Seen in huggingface/transformers#45120: "router_logits" are probabilities in some models."""
     model = decoder(family)
     rows = run(model)[""]
     decode = rows.arrays["phase"] == 1
@@ -204,7 +206,10 @@ def test_one_command_makes_a_valid_trace_whose_costs_are_known(family, checkpoin
 
 @pytest.mark.parametrize("value", [True, False, None])
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"])
-def test_the_norm_flag_changes_weights_alone_and_is_stored(family, value):  # G-05.4
+def test_the_norm_flag_changes_weights_alone_and_is_stored(family, value):
+    """Seen in huggingface/transformers#41151, leonickson1/Swiftlet#6:
+    a missing norm_topk_prob fell back to the wrong default.
+    """
     model = decoder(family, **({} if value is None else {"norm_topk_prob": value}))
     family_default = family == "deepseek_v3"
     expected = family_default if value is None else value
@@ -219,7 +224,8 @@ def test_the_norm_flag_changes_weights_alone_and_is_stored(family, value):  # G-
     assert (found["experts"][prompt, 0] == other["experts"][same, 0]).all()
 
 
-def test_groups_are_kept_although_every_corrected_score_is_negative():  # G-05.3
+def test_groups_are_kept_although_every_corrected_score_is_negative():
+    """Seen in vllm-project/vllm#13474: masked groups set to 0 win where allowed scores are negative."""
     model = decoder("deepseek_v3", n_group=4, topk_group=1)
     for routed in routed_layers(model):
         routed.router.e_score_correction_bias.fill_(-2.0)
@@ -230,7 +236,8 @@ def test_groups_are_kept_although_every_corrected_score_is_negative():  # G-05.3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ties_are_flagged_in_every_family(family):  # G-05.1
+def test_ties_are_flagged_in_every_family(family):
+    """Seen in pytorch/pytorch#127196, #27542: equal scores have different top-k indices on CPU and GPU."""
     model = without_end(decoder(family))
     layers = routed_layers(model)
     with torch.no_grad():
@@ -287,7 +294,8 @@ def test_switch_records_what_its_experts_were_given(drops):
     assert np.abs(sums / 255 - 1).max() < 8 * 0.5 / 255 + 1e-6  # probabilities, not the logits some versions call so
 
 
-def test_an_expert_of_capacity_one_serves_one_of_four():  # G-07.1
+def test_an_expert_of_capacity_one_serves_one_of_four():
+    """Seen in huggingface/transformers#48293, #48421: a Switch router's capacity dropped nobody any more."""
     model = switch(expert_capacity=1)
     (first, *_) = routed_layers(model, "encoder")
     with torch.no_grad():
@@ -308,12 +316,16 @@ def test_switch_refuses_another_way_of_running_its_experts(checkpoints):
 
 
 @pytest.mark.parametrize("noise", [{"router_jitter_noise": 0.4}, {"input_jitter_noise": 0.4}])
-def test_router_noise_is_off_whatever_mode_the_model_was_left_in(noise):  # G-20.3
+def test_router_noise_is_off_whatever_mode_the_model_was_left_in(noise):
+    """Seen in huggingface/transformers#33969, vllm-project/vllm#35499:
+    routers jittered in a model left in training mode.
+    """
     one, two = (arrays(decoder("phimoe", **noise).train()) for _ in range(2))
     assert all((one[name] == two[name]).all() for name in one)
 
 
-def test_a_kernel_that_bypasses_the_router_is_refused_by_layer():  # G-25.1
+def test_a_kernel_that_bypasses_the_router_is_refused_by_layer():
+    """Seen in vllm-project/vllm#57793: a hook on a bypassed router captured nothing and said nothing."""
     model = decoder("gpt_oss")
     block = model.model.layers[2].mlp
 
@@ -328,7 +340,8 @@ def test_a_kernel_that_bypasses_the_router_is_refused_by_layer():  # G-25.1
         arrays(model)
 
 
-def test_packed_router_weights_are_refused():  # G-26.2
+def test_packed_router_weights_are_refused():
+    """Seen in huggingface/transformers#44588, unslothai/unsloth-zoo#850: loading in 4 bits packed routers too."""
     model = decoder("olmoe")
     gate = model.model.layers[1].mlp.gate
     gate.weight = torch.nn.Parameter(torch.zeros(128, 1, dtype=torch.uint8), requires_grad=False)
@@ -336,7 +349,8 @@ def test_packed_router_weights_are_refused():  # G-26.2
         Recorder(model)
 
 
-def test_a_router_replaced_by_quantisation_is_refused():  # G-26.2
+def test_a_router_replaced_by_quantisation_is_refused():
+    """Seen in huggingface/transformers#44588, unslothai/unsloth-zoo#850: loading in 4 bits packed routers too."""
     class Linear4bit(torch.nn.Linear):
         pass
 
@@ -346,13 +360,17 @@ def test_a_router_replaced_by_quantisation_is_refused():  # G-26.2
         Recorder(model)
 
 
-def test_a_dense_model_is_refused_and_deepseek_is_not():  # G-25.4
+def test_a_dense_model_is_refused_and_deepseek_is_not():
+    """Seen in huggingface/trl#7222, huggingface/transformers#48886:
+    MoE was told by a config field that DeepSeek lacks.
+    """
     with pytest.raises(InputError, match="LlamaForCausalLM: no MoE layer with a known router"):
         recorders(llama())
     assert [routed.layer for routed in routed_layers(decoder("deepseek_v3"))] == [1, 2]
 
 
-def test_a_value_that_sixteen_bits_cannot_hold_is_an_error_naming_the_layer():  # G-26.1
+def test_a_value_that_sixteen_bits_cannot_hold_is_an_error_naming_the_layer():
+    """Seen in pytorch/pytorch#110285, TransformerLensOrg/TransformerLens#1346: numpy has no bfloat16."""
     model = decoder("deepseek_v3", routed_scaling_factor=2e5)
     with pytest.raises(InputError, match=r"layer 1: router model.layers.1.mlp.gate gave a value that is not finite"):
         arrays(model)

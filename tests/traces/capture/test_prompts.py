@@ -129,7 +129,11 @@ def captured(checkpoint, rows, tmp_path, **more):
     return Trace.load(path)
 
 
-def test_turns_of_a_conversation_are_run_once(checkpoint, tmp_path):  # G-15.1, G-15.2
+def test_turns_of_a_conversation_are_run_once(checkpoint, tmp_path):
+    """Seen in NVIDIA-NeMo/RL#3485, PrimeIntellect-ai/prime-rl#1807:
+    a turn's last row is a dummy, the next turn holds the real one.
+    And strands-rl/strands-sglang#72: every turn returns the whole history, and joining counted it again.
+    """
     from traces.capture.decoding import Decoding
 
     turns = [("user", "the court"), ("assistant", "clause party"), ("user", "law judge"), ("assistant", "card money")]
@@ -145,7 +149,10 @@ def test_turns_of_a_conversation_are_run_once(checkpoint, tmp_path):  # G-15.1, 
     assert trace.position.tolist() == list(range(len(history) + 1))
 
 
-def test_each_length_of_a_conversation_agrees_on_its_history(checkpoint, tmp_path):  # G-15.1
+def test_each_length_of_a_conversation_agrees_on_its_history(checkpoint, tmp_path):
+    """Seen in NVIDIA-NeMo/RL#3485, PrimeIntellect-ai/prime-rl#1807:
+    a turn's last row is a dummy, the next turn holds the real one.
+    """
     turns = [("user", "the court"), ("assistant", "clause party"), ("user", "law judge")]
     messages = [{"role": role, "content": content} for role, content in turns]
     trace = captured(checkpoint, [{"messages": messages[:1]}, {"messages": messages}], tmp_path)

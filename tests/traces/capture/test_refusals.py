@@ -27,7 +27,8 @@ def packed(gate, name, tensor):
 
 
 @pytest.mark.parametrize("name", ["weight", "qweight"])
-def test_a_router_packed_into_a_buffer_is_refused(name):  # G-26.2
+def test_a_router_packed_into_a_buffer_is_refused(name):
+    """Seen in huggingface/transformers#44588, unslothai/unsloth-zoo#850: loading in 4 bits packed routers too."""
     model = decoder("olmoe")
     packed(model.model.layers[1].mlp.gate, name, torch.zeros(8, 4, dtype=torch.int32))
     message = rf"layer 1: router model.layers.1.mlp.gate is quantised \({name} is int32\)"

@@ -61,8 +61,9 @@ def check_stored(stored, projected, scale, limits):
 def test_states_are_the_embedding_layer_s_output_and_the_routers_inputs(family, tmp_path, monkeypatch):
     """Captured in padded batches step by step; hooked in one pass a sequence over the tokens that the trace names."""
     whole = []
-    assemble = traces.capture.session.assemble
-    monkeypatch.setattr(traces.capture.session, "assemble", lambda one, *more: whole.append(one) or assemble(one, *more))
+    session = traces.capture.session
+    assemble = session.assemble
+    monkeypatch.setattr(session, "assemble", lambda one, *more: whole.append(one) or assemble(one, *more))
     folder = saved(family, tmp_path / "model")
     lines = [" ".join(WORDS[(5 * i + j * j) % len(WORDS)] for j in range(2 + i % 6)) for i in range(12)]
     (tmp_path / "mine.txt").write_text("\n".join(lines) + "\n")

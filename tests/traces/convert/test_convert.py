@@ -94,17 +94,19 @@ def test_domains_are_split_70_to_30_in_order(serve):
     assert split_in_order(np.array(["a", "b", "a"])).tolist() == ["profile", "eval", "eval"]
 
 
-# --- K02 dtypes ---
+# --- dtypes ---
 
 
-def test_g02_1_512_experts_keep_their_ids(serve):
+def test_ids_of_512_experts_are_kept(serve):
+    """Seen in PrimeIntellect-ai/prime-rl#3051: ids of a model of 512 experts were packed into 8 bits."""
     trace = serve([[[300, 511]], [[44, 255]]], n_experts=512)
     assert trace.experts.ravel().tolist() == [300, 511, 44, 255]
     assert describe(trace)["distinct_experts"]["used"] == 4
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_g02_2_filler_of_minus_one_in_unsigned_8_bits(k, serve):
+def test_filler_of_minus_one_in_unsigned_8_bits_is_dropped(k, serve):
+    """Seen in sgl-project/sglang#9499: filler of -1 in an unsigned 8-bit buffer reads as expert 255."""
     ids = np.full((5, 1, k), -1)
     ids[:2] = np.arange(2 * k).reshape(2, 1, k)
     for dtype in (np.uint8, np.int16):
@@ -113,27 +115,32 @@ def test_g02_2_filler_of_minus_one_in_unsigned_8_bits(k, serve):
         assert "3 filler rows at the end of requests were dropped" in notes(trace)
 
 
-def test_g02_2_expert_255_itself_is_kept(serve):
+def test_expert_255_itself_is_kept(serve):
+    """Seen in sgl-project/sglang#9499: filler of -1 in an unsigned 8-bit buffer reads as expert 255."""
     trace = serve(np.array([[[255, 1]], [[3, 255]]], np.uint8), n_experts=256)
     assert expert_counts(trace)[0, 255] == 2
 
 
-def test_g02_2_a_wrapped_minus_one_inside_a_route_is_refused(serve):
+def test_a_wrapped_minus_one_inside_a_route_is_refused(serve):
+    """Seen in sgl-project/sglang#9499: filler of -1 in an unsigned 8-bit buffer reads as expert 255."""
     with pytest.raises(InputError, match=r"row 1, routed layer 0, slot 1: 255 in a model of 8 experts is -1"):
         serve(np.array([[[0, 1]], [[2, -1]]]).astype(np.uint8))
 
 
-def test_g02_3_8_bit_ids_of_a_larger_model_are_noted(serve):
+def test_ids_of_8_bits_of_a_larger_model_are_noted(serve):
+    """Seen in PrimeIntellect-ai/prime-rl#2487: each turn has its own narrow type, and joining them cut later ids."""
     assert "stored in 8 bits though the model has 512" in notes(serve(routes(5).astype(np.uint8), n_experts=512))
 
 
-def test_g02_4_signed_8_bits_are_refused_by_row_and_layer(serve):
+def test_signed_8_bits_are_refused_by_row_and_layer(serve):
+    """Seen in verl-project/verl#7880: ids of 128 to 255 are negative in signed 8 bits."""
     ids = np.array([[[0], [1]], [[2], [200]]]).astype(np.int8)
     with pytest.raises(InputError, match=r"row 1, routed layer 1, slot 0: -56 is an id of 128 or more.*\(200\?\)"):
         serve(ids, n_experts=256)
 
 
-def test_g02_5_big_endian_ids(serve):
+def test_big_endian_ids_are_read(serve):
+    """Seen in pytorch/pytorch#3671, cositools/cosipy#636: big-endian arrays were read as garbage."""
     ids = routes(6)
     np.testing.assert_array_equal(serve(ids.astype(">i8")).experts, ids)
 
@@ -150,10 +157,11 @@ def test_float_ids_are_refused(serve):
         serve(routes(3).astype(float))
 
 
-# --- K03 padding and offsets ---
+# --- padding and offsets ---
 
 
-def test_g03_3_rows_beyond_n_valid_are_not_counted(serve):
+def test_rows_beyond_n_valid_are_not_counted(serve):
+    """Seen in vllm-project/vllm#38128: padding of captured graphs and of data-parallel batches inflated counts."""
     ids = routes(16)
     trace = serve(ids, n_valid=np.int64(11))
     assert trace.n_rows == 11 and expert_counts(trace).sum() == 11 * 2 * 2
@@ -161,14 +169,16 @@ def test_g03_3_rows_beyond_n_valid_are_not_counted(serve):
         serve(ids, n_valid=np.int64(17))
 
 
-def test_g03_3_identical_rows_at_the_end_are_named(serve):
+def test_identical_rows_at_the_end_are_named(serve):
+    """Seen in vllm-project/vllm#38128: padding of captured graphs and of data-parallel batches inflated counts."""
     ids = np.concatenate([routes(11, layers=4), np.tile(routes(1, layers=4, seed=9), (5, 1, 1))])
     trace = serve(ids)
     assert trace.n_rows == 16 and "5 rows at the end of sequences are identical" in notes(trace)
     assert "identical" not in notes(serve(routes(16, layers=4)))
 
 
-def test_g03_4_offsets(serve):
+def test_offsets_must_rise_from_0_to_the_number_of_rows(serve):
+    """Seen in vllm-project/vllm#43737: padding of each shard shifted every later slice."""
     ids = routes(8)
     assert np.bincount(serve(ids, offsets=np.array([0, 3, 8])).sequence).tolist() == [3, 5]
     for offsets, message in (
@@ -218,21 +228,28 @@ def test_a_layer_that_never_changes_is_named(serve):
     assert "the same experts in layers [1]" in notes(serve(ids))
 
 
-def test_g06_1_an_id_out_of_range(serve):
+def test_an_id_out_of_range_is_refused(serve):
+    """Seen in sgl-project/sglang#30079, lightseekorg/tokenspeed#1461:
+    a router of NaN returned the number of experts as an id.
+    """
     ids = routes(4)
     ids[3, 1, 1] = 8
     with pytest.raises(InputError, match=r"row 3, routed layer 1, slot 1: expert 8, expected -1 to 7 \(8 experts"):
         serve(ids)
 
 
-def test_g07_3_without_a_slot_axis_k_is_1(serve):
+def test_without_a_slot_axis_k_is_1(serve):
+    """Seen in jingyaogong/minimind#858: top 1 is stored as a special case."""
     assert serve(np.array([[0, 1], [2, 3]])).experts.tolist() == [[[0], [1]], [[2], [3]]]
 
 
-# --- K04 layers ---
+# --- layers ---
 
 
-def test_g04_2_layers_must_be_named(serve):
+def test_layers_must_be_named(serve):
+    """Seen in PrimeIntellect-ai/prime-rl#2738:
+    routes of the MoE layers alone were read by the model's layer numbers.
+    """
     assert serve(routes(4), layer_ids=[1, 3]).layers.tolist() == [1, 3]
     with pytest.raises(InputError, match="layers: toy is not known and the file has no layer_ids"):
         serve(routes(4), layer_ids=None)
@@ -240,7 +257,10 @@ def test_g04_2_layers_must_be_named(serve):
         serve(routes(4, 26, 6, 64), layer_ids=None, n_experts=64, given=Given(model="deepseek-v2-lite"))
 
 
-def test_g04_2_a_buffer_of_all_layers_loses_the_dense_one_only_if_it_is_filler(serve):
+def test_a_buffer_of_all_layers_loses_the_dense_one_only_if_it_is_filler(serve):
+    """Seen in PrimeIntellect-ai/prime-rl#2738:
+    routes of the MoE layers alone were read by the model's layer numbers.
+    """
     ids = routes(4, 27, 6, 64)
     ids[:, 0] = 0
     given = Given(model="deepseek-v2-lite", layers="1-26")
@@ -287,10 +307,11 @@ def test_layer_texts():
             parse_layers(text)
 
 
-# --- K08, K15 prompts and turns ---
+# --- prompts and turns ---
 
 
-def test_g08_1_a_prompt_of_no_tokens_is_named(serve):
+def test_a_prompt_of_no_tokens_is_named(serve):
+    """Seen in inference-sim/inference-sim#1301: prompts of no tokens gave latencies without meaning."""
     with pytest.raises(InputError, match=r"'prompt_lens', request 1: 0, a prompt of 0 tokens, expected 1 to 2"):
         serve(routes(6), offsets=np.array([0, 2, 4, 6]), prompt_lens=np.array([1, 0, 1]))
 
@@ -302,7 +323,10 @@ def test_a_prompt_longer_than_its_rows_is_refused(serve):
 
 @pytest.mark.parametrize("dummy", [0, -1])
 @pytest.mark.parametrize("told", [True, False])
-def test_g15_1_the_dummy_row_of_a_turn_is_replaced_by_the_real_one(dummy, told, serve):
+def test_the_dummy_row_of_a_turn_is_replaced_by_the_real_one(dummy, told, serve):
+    """Seen in NVIDIA-NeMo/RL#3485, PrimeIntellect-ai/prime-rl#1807:
+    a turn's last row is a dummy, the next turn holds the real one.
+    """
     real = routes(5)
     first = real[:3].copy()
     first[2] = dummy
@@ -312,7 +336,10 @@ def test_g15_1_the_dummy_row_of_a_turn_is_replaced_by_the_real_one(dummy, told, 
     np.testing.assert_array_equal(trace.experts, real)
 
 
-def test_g15_1_a_later_turn_that_starts_at_the_dummy_row(serve):
+def test_a_later_turn_that_starts_at_the_dummy_row(serve):
+    """Seen in NVIDIA-NeMo/RL#3485, PrimeIntellect-ai/prime-rl#1807:
+    a turn's last row is a dummy, the next turn holds the real one.
+    """
     real = routes(5)
     first = real[:3].copy()
     first[2] = routes(1, seed=5)
@@ -325,7 +352,10 @@ def test_g15_1_a_later_turn_that_starts_at_the_dummy_row(serve):
     assert trace.phase.tolist() == [0, 0, 0, 0, 1]
 
 
-def test_g15_1_a_copied_last_row_is_dropped_where_tokens_show_it(serve):
+def test_a_copied_last_row_is_dropped_where_tokens_show_it(serve):
+    """Seen in NVIDIA-NeMo/RL#3485, PrimeIntellect-ai/prime-rl#1807:
+    a turn's last row is a dummy, the next turn holds the real one.
+    """
     ids = routes(6, layers=4)
     ids[5] = ids[4]
     trace = serve(ids, token_ids=np.arange(6))
@@ -334,7 +364,8 @@ def test_g15_1_a_copied_last_row_is_dropped_where_tokens_show_it(serve):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_g15_2_turns_that_contain_the_whole_history_count_once(told, serve):
+def test_turns_that_contain_the_whole_history_count_once(told, serve):
+    """Seen in strands-rl/strands-sglang#72: every turn returns the whole history, and joining counted it again."""
     ids = routes(9)
     more: dict[str, Any] = {"conversation": np.zeros(3, int)} if told else {}
     trace = serve(np.concatenate([ids[:4], ids[:7], ids]), offsets=np.array([0, 4, 11, 20]), **more)
@@ -343,7 +374,8 @@ def test_g15_2_turns_that_contain_the_whole_history_count_once(told, serve):
     assert "11 of 20 rows dropped" in notes(trace)
 
 
-def test_g15_2_turns_that_overlap_with_other_routes_are_refused(serve):
+def test_turns_that_overlap_with_other_routes_are_refused(serve):
+    """Seen in strands-rl/strands-sglang#72: every turn returns the whole history, and joining counted it again."""
     ids = np.concatenate([routes(4), routes(7, seed=3)])
     with pytest.raises(InputError, match="request 1: positions 0 to 2 overlap the turn before"):
         serve(ids, offsets=np.array([0, 4, 11]), conversation=np.array([0, 0]))
@@ -357,7 +389,8 @@ def test_requests_that_share_a_prompt_stay_apart(serve):
     assert trace.n_sequences == 2 and trace.n_rows == 18
 
 
-def test_g15_3_token_ids_and_routes_of_other_lengths(serve):
+def test_token_ids_and_routes_of_other_lengths_are_refused(serve):
+    """Seen in PrimeIntellect-ai/verifiers#1423: tokens were cut and routes were not."""
     with pytest.raises(InputError, match="'token_ids': 8 tokens for 10 rows of routed_experts, expected 10 or"):
         serve(routes(10), token_ids=np.arange(8))
 
