@@ -1,11 +1,11 @@
-"""Figures as files: the only place that imports matplotlib."""
+"""Figures as files."""
 
 from pathlib import Path
 
 from analysis.experiment import Data, Experiment
 from ground.errors import InputError
 from ground.files import atomic_path
-from ground.plots import save_png
+from ground.plots import import_matplotlib, new_figure, save_png
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -19,7 +19,7 @@ def check(experiment: Experiment, path: str | Path) -> None:
         raise InputError(f"{experiment.name} is a table; draw one of the figures of `python -m analysis experiments`")
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(f"-o {path}: a figure is a file ending in {', '.join(FORMATS)}")
-    import matplotlib  # noqa: F401 (where it is not installed, that is said now)
+    import_matplotlib()
 
 
 def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
@@ -27,13 +27,10 @@ def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
     check(experiment, path)
     assert experiment.draw is not None
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     kind = Path(path).suffix.lower().lstrip(".")
     with rc_context({"svg.hashsalt": experiment.name, "font.size": 9}):
-        figure = Figure(layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(layout="constrained")
         experiment.draw(data, figure)
         with atomic_path(path) as part:
             if kind == "png":

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from ground.files import atomic_path
 from ground.output import show
-from ground.plots import save_png
+from ground.plots import new_figure, save_png
 from ground.tables import Parts
-from realrun.device.machine import Machine
+from realrun.calibrate.machine import Machine
 from realrun.validate.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
 from sim.run.scene import code_version
 
@@ -223,14 +223,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
     Rates and times have logarithmic axes, which leave out what is next to nothing on either clock.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    figure = new_figure(figsize=(15, 5))
     from matplotlib.ticker import NullFormatter
 
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 5))
-    for axes, (title, components) in zip(panels, _PANELS, strict=True):
+    for axes, (title, components) in zip(figure.subplots(1, 3), _PANELS, strict=True):
         both = {
             name: [(r.measured or 0.0, r.simulated or 0.0) for r in rows if r.component == name] for name in components
         }
@@ -251,7 +247,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.legend(fontsize=8)
     figure.tight_layout()
     save_png(figure, path, dpi=120)
-    pyplot.close(figure)
 
 
 _DETAILS = (

@@ -12,8 +12,9 @@ from typing import Any
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import values_of
-from realrun.calibrate.calibrate import FULL, QUICK, TINY, calibrate
-from realrun.device.machine import Machine
+from ground.plots import import_matplotlib
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.machine_profile import FULL, QUICK, TINY, calibrate
 from realrun.engine.replay import Rig, interruptible, open_rig, run, small_scene, terms_of
 from realrun.validate.agreement import compare
 from realrun.validate.baselines import baselines
@@ -95,7 +96,7 @@ def validate(asked: Asked, command: str) -> Record:
     read = [asked.trace, *(asked.profile or bundled_traces()), asked.model, asked.hardware, asked.software]
     files = [*FILES, PROFILE] if asked.hardware is None else FILES
     keep_apart(read, {}, folders={"-o": (asked.folder, files)})
-    import matplotlib  # noqa: F401 (where it is not installed, that is said now)
+    import_matplotlib()  # where it is not installed, that is said now
 
     for option, given in (("--policies", asked.policies), ("--cache", asked.caches)):
         if not given:

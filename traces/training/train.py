@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ground.errors import InputError
-from ground.plots import save_png
+from ground.plots import new_figure, save_png
 from ground.progress import Watch
 from ground.text import first_words
 from traces.capture.corpora import TURNS, DomainText, documents, read_domain
@@ -327,12 +327,8 @@ def save(model: Any, tokenizer: Any, record: Mapping[str, Any], output: Path) ->
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """A picture of a training record: loss over tokens, and how evenly each layer uses its experts."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure = new_figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
     millions = [point["tokens"] / 1e6 for point in record["curve"]]
     left.plot(millions, [point["loss"] for point in record["curve"]], color="#1f4e79")
     left.set(xlabel="tokens trained on, millions", ylabel="loss, nats a token", title="language-model loss")
@@ -350,7 +346,6 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     save_png(figure, path, dpi=120)
-    pyplot.close(figure)
 
 
 def _what(topology: Topology, base: str, record: Mapping[str, Any], domains: Sequence[str]) -> str:
