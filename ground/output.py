@@ -3,18 +3,18 @@
 import json as json_module
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from ground.errors import InputError
 from ground.files import atomic_path
-from ground.text import printable
+from ground.text import printable_lines
 
 WIDTH = 200
 """Characters of a line where no terminal sets a limit."""
@@ -54,15 +54,21 @@ def _write(path: Path, data: object) -> None:
     path.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-@dataclass
-class _Inert:
-    """A table of which no character moves a terminal's cursor or changes its colours, whatever names it shows."""
+class _Inert(Console):
+    """Shows nothing that moves a terminal's cursor or changes its colours, whatever names are shown.
 
-    view: RenderableType
+    An escape is longer than what it stands for, so it is put in before lines are broken: rich cuts longer ones off.
+    """
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for text, style, control in console.render(self.view, options):
-            yield Segment("\n".join(map(printable, text.split("\n"))), style, control)
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text whose control characters are escapes."""
+        return super().render_str(printable_lines(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of ``renderable``, whose control characters are escapes."""
+        if isinstance(renderable, Text) and (plain := printable_lines(renderable.plain)) != renderable.plain:
+            renderable = renderable.blank_copy(plain)
+        return super().render(renderable, options)
 
 
 def show(view: RenderableType, target: str | None) -> None:
@@ -71,5 +77,4 @@ def show(view: RenderableType, target: str | None) -> None:
         # Names that people gave may hold brackets and colons, which are neither styles nor smileys.
         plain: dict[str, Any] = {"markup": False, "emoji": False}
         asked = sys.stdout.isatty() or "COLUMNS" in os.environ
-        console = Console(width=None if asked else WIDTH, **plain)
-        console.print(_Inert(view))
+        _Inert(width=None if asked else WIDTH, **plain).print(view)

@@ -17,6 +17,11 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+def printable_lines(text: str) -> str:
+    """`printable`, but for the ends of lines, which stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def first_words(text: object, most: int = 200) -> str:
     """``str(text)`` on one line of at most ``most`` characters: only whole words are left out, and dots say so."""
     line = " ".join(str(text).split())

@@ -11,7 +11,7 @@ from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, values_of, written
 from ground.progress import Watch
-from ground.text import printable
+from ground.text import printable_lines
 from realrun.device.faults import RunError
 from realrun.engine.replay import interruptible, open_rig, run, small_scene
 from sim.policies import policy_class
@@ -209,18 +209,13 @@ def _refuse_positions(model: Any, prompt: int, tokens: int) -> None:
     raise InputError(f"--tokens {tokens}: the model has {room} positions; expected at most {room - before}")
 
 
-def printable_lines(text: str) -> str:
-    """Text that a model wrote, its lines kept and all else that moves a cursor escaped."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def lookup_command(out: Path | None, device: str, command: str) -> None:
     """Time every way of looking up in two tables, print them, write ``out`` as JSON. Raises InputError."""
     from rich.console import Console
     from rich.table import Table
 
     from realrun.calibrate.lookup_ways import DIMS, ENTRIES, NEAREST, TABLES, ways
-    from realrun.device.machine import Machine
+    from realrun.calibrate.machine import Machine
     from realrun.validate.record import made_by
 
     keep_apart([], {"--json": out})
