@@ -1,0 +1,96 @@
+"""Doubts about valid traces: what no real run does is told, wherever it stands; real routing gives no doubts."""
+
+import numpy as np
+import pytest
+
+from tests.support.places import REPOSITORY
+from tests.support.records import routes
+from tests.support.strategies import make_trace
+from traces.plausibility import doubts, listed
+from traces.trace import Trace
+
+
+def varied(rows: int = 100, layers: int = 4) -> np.ndarray:
+    return routes(rows, layers=layers).astype(np.int16)
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "traces").glob("*.npz")), ids=lambda path: path.stem)
+def test_bundled_traces_give_no_doubts(path):
+    assert doubts(Trace.load(path)) == []
+
+
+@pytest.mark.parametrize("where", [slice(0, 40, 2), slice(60, 100), slice(0, 20), slice(7, 100, 9)])
+def test_filler_rows_are_counted_wherever_they_stand(where):
+    ids = varied()
+    ids[where] = [0, 1]
+    count = len(ids[where])
+    (doubt,) = doubts(make_trace(ids, n_experts=8))
+    assert doubt.startswith(f"{count} of 100 rows are identical in every layer to rows elsewhere")
+
+
+def test_one_filler_row_in_each_sequence_is_counted_though_all_have_the_same_position():
+    ids, sequence = varied(), np.repeat(np.arange(10), 10)
+    ids[9::10] = [0, 1]
+    (doubt,) = doubts(make_trace(ids, n_experts=8, sequence=sequence))
+    assert doubt.startswith("10 of 100 rows")
+
+
+def test_a_prompt_that_sequences_share_is_no_filler():
+    ids, sequence = varied(), np.repeat(np.arange(10), 10)
+    for start in range(0, 100, 10):
+        ids[start : start + 6] = ids[:6]
+        ids[start + 2, 1] = ids[start, 0]  # as rounding changes a near tie
+    assert doubts(make_trace(ids, n_experts=8, sequence=sequence)) == []
+
+
+def test_rows_that_recur_by_chance_are_no_filler():
+    ids = np.random.default_rng(0).integers(0, 2, (2000, 8, 1))
+    assert doubts(make_trace(ids, n_experts=2)) == []
+    assert doubts(make_trace(np.zeros((40, 8, 1), int), n_experts=1)) == []
+
+
+def test_rows_without_a_route_are_no_filler():
+    ids = varied()
+    ids[:30] = -1
+    assert doubts(make_trace(ids, n_experts=8)) == []
+
+
+def test_a_collapse_is_told():
+    ids = np.tile(varied(1), (20, 1, 1))
+    assert doubts(make_trace(ids, n_experts=8)) == [
+        "all rows take the same experts in every layer: was the capture lost or overwritten?"
+    ]
+
+
+def test_layers_that_do_not_vary_are_told_by_number():
+    ids, sequence = varied(60, 7), np.repeat(np.arange(3), 20)
+    ids[:, 1] = [4, 6]
+    ids[:, 2] = -1
+    for one in range(3):
+        ids[sequence == one, 4] = [one, 7]
+    ids[:, 6] = ids[:, 5]
+    trace = make_trace(ids, n_experts=8, sequence=sequence, layers=np.arange(10, 17))
+    assert [doubt.split(":")[0] for doubt in doubts(trace)] == [
+        "no row has a route in layers 12", "all rows take the same experts in layers 11",
+        "all rows of a sequence take the same experts in layers 14",
+        "layers 15-16 hold the same routes in every row",
+    ]  # fmt: skip
+
+
+def test_doubts_do_not_hang_on_how_rows_are_blocked(monkeypatch):
+    monkeypatch.setattr("traces.plausibility._BLOCK", 7)
+    test_layers_that_do_not_vary_are_told_by_number()
+    test_filler_rows_are_counted_wherever_they_stand(slice(0, 40, 2))
+
+
+def test_lists_of_layers_never_cut_a_number():
+    assert listed([3]) == "3" and listed([1, 2, 3, 5]) == "1-3, 5"
+    assert listed(list(range(100, 140, 2))) == "100, 102, 104, 106, 108, 110, 112, 114 and 12 more"
+
+
+def test_a_part_of_a_trace_is_judged_by_itself():
+    ids, sequence = varied(), np.repeat(np.arange(2), 50)
+    ids[50:] = ids[50]
+    trace = make_trace(ids, n_experts=8, sequence=sequence)
+    assert doubts(trace.take(np.array([0]))) == []
+    assert doubts(trace.take(np.array([1])))[0].startswith("all rows take the same experts")

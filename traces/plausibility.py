@@ -1,0 +1,123 @@
+"""What makes a valid trace doubtful: filler in place of routes, layers that never vary, layers that are copies.
+
+Real text can repeat, so these are doubts and no errors. They are counted from the routes alone, whatever wrote them.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from traces.trace import Trace
+
+# The same row in this many places is no chance where a row holds this many ids.
+_PLACES = 4
+_ROW_IDS = 8
+# From this many rows on a layer that never varies, or two layers that always agree, are no chance.
+_ROWS = 16
+# Rows compared at once, which bounds memory.
+_BLOCK = 8192
+
+
+def doubts(trace: Trace) -> list[str]:
+    """One line for each thing that no real run is expected to do; none for a plausible trace.
+
+    Rows that stand identically in many places, layers in which all rows (or all rows of a sequence) take the same
+    experts, layers without a route, and layers that copy each other. Time is linear in the trace.
+    """
+    if trace.n_experts <= trace.top_k:  # every token takes every expert
+        return []
+    found = []
+    fixed, steady = _constant_layers(trace)
+    empty = fixed & (trace.experts[0] < 0).all(axis=1)
+    for layers, what in (
+        (empty, "no row has a route"),
+        (fixed & ~empty, "all rows take the same experts"),
+        (steady & ~fixed, "all rows of a sequence take the same experts"),
+    ):
+        if layers.any():
+            where = "every layer" if layers.all() else f"layers {listed(trace.layers[layers].tolist())}"
+            found.append(f"{what} in {where}: was the capture lost or overwritten?")
+    for copies in _copied_layers(trace, ~(fixed | steady)):
+        found.append(f"layers {listed(copies)} hold the same routes in every row: was one buffer read for all of them?")
+    if not (fixed | steady).all() and (rows := _repeated_rows(trace)):
+        found.append(
+            f"{rows} of {trace.n_rows} rows are identical in every layer to rows elsewhere: padding, or rows that were "
+            "never written? (routes of padding must be left out, by n_valid or lengths when converting)"
+        )
+    return found
+
+
+def listed(numbers: list[int], most: int = 8) -> str:
+    """Increasing numbers in words, runs joined and no number cut: ``1-26``, ``1, 3, 5-7``, ``1, 3, 5 and 40 more``.
+
+    At most ``most`` numbers and runs are named.
+    """
+    starts = [i for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    runs = [(numbers[a], numbers[b - 1]) for a, b in pairwise([*starts, len(numbers)])]
+    words = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs[:most])
+    rest = sum(high - low + 1 for low, high in runs[most:])
+    return f"{words} and {rest} more" if rest else words
+
+
+def _constant_layers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """(L,) flags of the layers with one route in all rows, and of those with one in all rows of each sequence."""
+    experts, sequence = trace.experts, trace.sequence
+    fixed = np.full(trace.n_layers, trace.n_rows >= _ROWS)
+    steady = np.full(trace.n_layers, trace.n_rows - trace.n_sequences >= _ROWS)
+    for start in range(1, trace.n_rows, _BLOCK):
+        if not (fixed.any() or steady.any()):
+            break
+        now, before = experts[start : start + _BLOCK], experts[start - 1 : start - 1 + _BLOCK][: trace.n_rows - start]
+        moved = sequence[start : start + _BLOCK] != sequence[start - 1 : start - 1 + _BLOCK][: trace.n_rows - start]
+        same = (now == before).all(axis=2)
+        fixed &= same.all(axis=0)
+        steady &= (same | moved[:, None]).all(axis=0)
+    return fixed, steady
+
+
+def _copied_layers(trace: Trace, varying: np.ndarray) -> list[list[int]]:
+    """Layer numbers of each group of ``varying`` (L,) layers that have equal routes in every row."""
+    groups: dict[bytes, list[int]] = {}
+    if trace.n_rows >= _ROWS:
+        for place in np.flatnonzero(varying).tolist():
+            # Other layers are looked at in full only where the first rows agree, which in real routes they never do.
+            groups.setdefault(trace.experts[:_ROWS, place].tobytes(), []).append(place)
+    whole: dict[bytes, list[int]] = {}
+    for places in groups.values():
+        for place in places if len(places) > 1 else ():
+            whole.setdefault(trace.experts[:, place].tobytes(), []).append(int(trace.layers[place]))
+    return [layers for layers in whole.values() if len(layers) > 1]
+
+
+def _repeated_rows(trace: Trace) -> int:
+    """How many rows stand identically in many places; rows without any route are not counted.
+
+    Sequences that begin with the same tokens share their first rows rightly: places count as different if their
+    positions differ, or the rows before them in most ids. Rows of shallow models recur by chance: many is measured by
+    the median.
+    """
+    if trace.experts[0].size < _ROW_IDS:
+        return 0
+    rows = np.ascontiguousarray(trace.experts).reshape(trace.n_rows, -1)
+    whole = rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0]
+    blocks = (whole[start : start + _BLOCK].tolist() for start in range(0, len(whole), _BLOCK))
+    content = np.fromiter((hash(row) for block in blocks for row in block), np.int64, len(whole))
+    order = np.lexsort((trace.position, content))
+    new = np.diff(content[order], prepend=0) != 0
+    new[0] = True
+    group, first = np.cumsum(new) - 1, order[new]
+    elsewhere = new | (np.diff(trace.position[order], prepend=-1) != 0)
+    positions, members = np.bincount(group, elsewhere), np.bincount(group)
+    least = _PLACES * np.median(positions)
+    ends = np.cumsum(members)
+    return sum(
+        int(members[g])
+        for g in np.flatnonzero((members >= least) & (rows[first] >= 0).any(axis=1))
+        if positions[g] >= least or _other_histories(trace, rows, order[ends[g] - members[g] : ends[g]]) >= least
+    )
+
+
+def _other_histories(trace: Trace, rows: np.ndarray, mine: np.ndarray) -> int:
+    """How many of the rows ``mine`` follow another row than the first of them does, and one for the first."""
+    before = mine[trace.position[mine] > trace.position[trace.offsets[trace.sequence[mine]]]] - 1
+    return 1 + int(((rows[before] == rows[before[:1]]).mean(axis=1) < 1 / 2).sum()) if len(before) else 0
