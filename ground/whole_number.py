@@ -15,5 +15,5 @@ def _whole(kind: object, tokens: Sequence[Token]) -> int:
     return int(text)
 
 
-Whole = Annotated[int, Parameter(converter=_whole)]
+WholeNumber = Annotated[int, Parameter(converter=_whole)]
 """An int flag that refuses fractions; to be annotated further, or made optional, as int is."""

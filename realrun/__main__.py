@@ -14,7 +14,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, Token
 
 from ground.command_line import run
-from ground.whole_number import Whole
+from ground.whole_number import WholeNumber
 from realrun.device.faults import RunError, SlotFault
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.run.scene import DEFAULT_CACHE, code_version
@@ -37,9 +37,9 @@ def _named(kind: object, tokens: Sequence[Token]) -> Path:
 
 Output = Annotated[Path, Parameter(converter=_named)]
 Device = Annotated[str, Parameter(help="where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
-Scale = Annotated[Whole, Parameter(help="divide the model's widths by this, to try things out")]
+Scale = Annotated[WholeNumber, Parameter(help="divide the model's widths by this, to try things out")]
 Shared = Annotated[
-    Whole | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
+    WholeNumber | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
 ]
 HostMemory = Annotated[
     str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free")
@@ -69,7 +69,7 @@ def calibrate(
     python -m sim replay traces/mixtral_law.npz --hardware h200.toml
     ```
     """
-    from realrun.calibrate.calibrate import calibrate_command
+    from realrun.calibrate.machine_profile import calibrate_command
 
     calibrate_command(out, model, quick=quick, device=device)
 
@@ -113,7 +113,7 @@ def replay(
     ] = None,
     model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None,
     cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
-    steps: Annotated[Whole | None, Parameter(help="decode steps to run; default: all")] = None,
+    steps: Annotated[WholeNumber | None, Parameter(help="decode steps to run; default: all")] = None,
     check: Annotated[
         bool, Parameter(negative=(), help="compare every expert with its stamp before and after its kernels")
     ] = False,
@@ -130,8 +130,8 @@ def replay(
         Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
     ] = None,
     split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
-    batch: Annotated[Whole, Parameter(help="sequences that decode together")] = 1,
-    seed: Annotated[Whole, Parameter(help="of random weights, and of policies that draw")] = 0,
+    batch: Annotated[WholeNumber, Parameter(help="sequences that decode together")] = 1,
+    seed: Annotated[WholeNumber, Parameter(help="of random weights, and of policies that draw")] = 0,
     json: Annotated[
         str | None,
         Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report here, - is standard output"),
@@ -188,7 +188,7 @@ def validate(
         Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
     ] = None,
     split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
-    steps: Annotated[Whole | None, Parameter(help="decode steps of each run; default: all")] = None,
+    steps: Annotated[WholeNumber | None, Parameter(help="decode steps of each run; default: all")] = None,
     check: Annotated[bool, Parameter(negative=(), help="compare every expert with its stamp as well")] = False,
     baseline: Annotated[bool, Parameter(help="also time accelerate's CPU offload and plain pageable copies")] = True,
     quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
@@ -283,7 +283,7 @@ def generate(
         list[str] | None,
         Parameter(name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value"),
     ] = None,
-    tokens: Annotated[Whole, Parameter(help="how many tokens to generate at most")] = 32,
+    tokens: Annotated[WholeNumber, Parameter(help="how many tokens to generate at most")] = 32,
     cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
     profile: Annotated[
         list[Path] | None,
@@ -299,7 +299,7 @@ def generate(
     host_memory: Annotated[
         str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what is available")
     ] = None,
-    seed: Annotated[Whole, Parameter(help="for policies that draw at random")] = 0,
+    seed: Annotated[WholeNumber, Parameter(help="for policies that draw at random")] = 0,
     json: Annotated[
         str | None,
         Parameter(name=["--json"], allow_leading_hyphen=True, help="write what came of it here, - is standard output"),

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.timing import Timing
 from realrun.device.devices import Device, Event
-from realrun.device.machine import Machine, Timing
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from realrun.device.machine import Timing
+from realrun.calibrate.timing import Timing
 
 MOST_MISSED = 0.25
 """By how much a line may miss a time and be trusted."""

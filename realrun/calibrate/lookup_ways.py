@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from realrun.calibrate.machine import Machine
 from realrun.calibrate.memory import bandwidth
-from realrun.device.machine import Machine, Timing
+from realrun.calibrate.timing import Timing
 from realrun.engine.lookup import Fused, eager, graphed
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from realrun.device.machine import Machine
+from realrun.calibrate.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from realrun.device.machine import Machine, Timing
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.timing import Timing
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from realrun.device.machine import Machine, Timing, Work, bursts
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.timing import Timing, Work, bursts
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -1,7 +1,7 @@
 """What a prediction on the GPU costs a run: from the launch until the host has seen the answer.
 
-What is launched is what a run launches (`realrun.engine.predicting.Predictions`), and the host looks for the answer as a run
-does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still while
+What is launched is what a run launches (`realrun.engine.predicting.Predictions`), and the host looks for the answer as
+a run does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still while
 copies to the device go on. The device is idle before each, as it is once a route is known, and has read so much else
 that no table is found in its cache, as experts do it.
 """
@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from realrun.calibrate.copies import Traffic
+from realrun.calibrate.machine import L2_BYTES, Machine
+from realrun.calibrate.timing import Key, Timing, bursts
 from realrun.device.devices import Device, Event, open_device
-from realrun.device.machine import L2_BYTES, Key, Machine, Timing, bursts
 from realrun.engine.loop import undisturbed
 from realrun.engine.predicting import Predictions
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 
 Shape = tuple[int, ...]
 """Of a table or of a net."""
@@ -67,10 +68,10 @@ def _searches(device: Device, hardware: Hardware, tables: Iterable[tuple[int, in
     return found
 
 
-def entry_a_nanosecond(dims: int) -> Software:
+def entry_a_nanosecond(dims: int) -> PredictionCosts:
     """Predictors whose search of tables of ``dims`` numbers takes a nanosecond for each entry and nothing else."""
     nothing = {"search_us": 0, "iteration_us": 0, "network_us": 0}
-    return Software.model_validate(
+    return PredictionCosts.model_validate(
         {"name": "an entry a nanosecond", "where": "gpu", "element_bytes": 2, "gbps": 2 * dims, **nothing}
     )
 

@@ -1,13 +1,14 @@
 """The copying stream as the simulator's link: the same queue and the same order of service, with real copies.
 
-``sim.run.link.Link`` decides what moves next, who gives way and who is given up; here a stretch on the link is copies on
+``sim.run.link_queue`` decides what moves next, who gives way and who is given up; here a stretch on the link is copies on
 the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next one too:
 prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the next chunk
 boundary. Small experts go whole: to hand a copy over takes the host 10 to 15 us, and the link 60 us to move 3 MiB.
 Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits for the
 host.
 
-Nothing here blocks. Whoever waits calls ``poll`` again and again, which finds what has landed and hands over more.
+Nothing here blocks. An engine that waits calls ``poll`` again and again, which finds what has landed and hands over
+more.
 """
 
 import time
@@ -19,8 +20,7 @@ from realrun.device.host_store import HostStore
 from realrun.device.slots import DeviceCache
 from sim.log import Counters
 from sim.plan import Discipline
-from sim.run.clock import Clock
-from sim.run.link import Link, Transfer
+from sim.run.link_queue import LinkQueue, Transfer
 
 PIECE_BYTES = 8 * 2**20
 """A prefetch's piece at most: about 150 us on PCIe 5 x16."""
@@ -37,21 +37,19 @@ def chunks_of(size: int, chunks: int) -> int:
     return 1 if size <= SMALL_BYTES else chunks
 
 
-class CopyLink(Link):
-    """The link of one run.
+class CopyLink(LinkQueue):
+    """The link of one run. Its unit of work is a byte.
 
     Args:
-        clock: tells the time to an observer.
         cache: slots; ``allot`` is asked when a transfer starts.
         store: where experts are copied from.
         device: who copies.
-        chunks, discipline, counters: as in ``sim.run.link.Link``.
+        chunks, discipline, counters: as in ``sim.run.link_queue.LinkQueue``.
         stamped: copy each expert's stamp after its bytes.
     """
 
     def __init__(
         self,
-        clock: Clock,
         cache: DeviceCache,
         store: HostStore,
         device: Device,
@@ -60,8 +58,7 @@ class CopyLink(Link):
         counters: Counters,
         stamped: bool = False,
     ) -> None:
-        # A transfer's body is counted in bytes here, not in nanoseconds.
-        super().__init__(clock, cache, cache.size.__getitem__, 0, chunks, discipline, counters)
+        super().__init__(cache, chunks, discipline, counters)
         self.slots = cache
         self._store, self._device, self._stamped = store, device, stamped
         self._flying: deque[tuple[Event, int, Transfer | None]] = deque()
@@ -74,15 +71,7 @@ class CopyLink(Link):
         self._piece = store.size if whole else min(PIECE_BYTES, max(1, store.size // chunks))
         self._ahead = PIECES_AHEAD * self._piece
 
-    def demand(self, expert: int) -> Transfer:
-        """As in ``sim.run.link.Link``; a transfer that has been handed over whole needs no place in the queue."""
-        transfer = self.transfers.get(expert)
-        if transfer is not None and transfer.moved == transfer.body:
-            transfer.demand = transfer.needed = True
-            return transfer
-        return super().demand(expert)
-
-    def keep(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def request_present(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Make the requests for what is there or under way, which keeps it, and return the others."""
         state, transfers, passed = self.cache.state, self.transfers, self.passed
         kept: list[tuple[int, int, int]] = []
@@ -144,7 +133,15 @@ class CopyLink(Link):
         """Whether the copying stream has anything to do."""
         return bool(self._flying)
 
-    # -- what sim.run.link.Link does in simulated time -----------------------------------------------------------------
+    @property
+    def now(self) -> int:
+        """The host's clock, ns."""
+        return time.perf_counter_ns()
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def _do_measure(self, expert: int) -> tuple[int, int]:
+        return 0, self.cache.size[expert]
 
     def _advance(self, some: bool = False) -> None:
         """Start whatever may start: all demands, or ``some``, and prefetches while little is handed over."""
@@ -158,7 +155,7 @@ class CopyLink(Link):
             if self._stretches == before:
                 return
 
-    def _run(self, transfer: Transfer) -> None:
+    def _do_start(self, transfer: Transfer) -> None:
         self._running = transfer
         transfer.started = True
         # Under fifo a demand may wait behind this prefetch, which then goes whole.
@@ -166,6 +163,9 @@ class CopyLink(Link):
             self._hand_over(transfer, transfer.body)
         else:
             self._fill()
+
+    def _do_stop(self, transfer: Transfer) -> None:
+        """Nothing is left to do: bytes are counted when they are handed over."""
 
     def _fill(self) -> None:
         while self._running is not None and self._handed < self._ahead:
@@ -211,15 +211,3 @@ class CopyLink(Link):
         """The point after what was copied last, which nobody but ``poll`` looks at."""
         again = self._idle_events.pop() if self._idle_events else None
         return self._device.copies.record(again)
-
-    def _land(self, transfer: Transfer) -> None:
-        del self.transfers[transfer.expert]
-        self.cache.landed(transfer.expert)
-        if transfer.prefetch and not transfer.needed:
-            self.counters.landed_unused[transfer.expert] = transfer.phase
-
-    def _progress(self, transfer: Transfer) -> int:
-        return transfer.moved
-
-    def _account(self, transfer: Transfer, moved: int) -> None:
-        """Bytes are counted when they are handed over."""

@@ -17,7 +17,7 @@ from ground.errors import InputError
 from ground.text import amount
 from realrun.device.faults import RunError
 from realrun.device.host_memory import free_host_bytes
-from realrun.device.machine import the_device, the_torch
+from realrun.device.torch_device import the_device, the_torch
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from ground.errors import InputError
 from ground.text import amount
 from realrun.device.devices import Device, refuse_too_little
 from realrun.device.host_memory import free_host_bytes
-from realrun.device.machine import the_torch
+from realrun.device.torch_device import the_torch
 from sim.run.terms import Slots
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from ground.errors import InputError
 from realrun.device.devices import Device, refuse_too_little
 from realrun.device.host_store import STAMP
-from realrun.device.machine import the_torch
+from realrun.device.torch_device import the_torch
 from sim.eviction import Eviction
 from sim.run.slots import ExpertCache
 from sim.run.terms import Slots

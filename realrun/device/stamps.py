@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from realrun.device.devices import Device
 from realrun.device.faults import SlotFault
 from realrun.device.host_store import MARK
-from realrun.device.machine import the_torch
 from realrun.device.slots import DeviceCache
+from realrun.device.torch_device import the_torch
 
 if TYPE_CHECKING:
     pass

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ground.errors import InputError
-from realrun.device.machine import the_torch
 from realrun.device.slots import DeviceCache
+from realrun.device.torch_device import the_torch
 from sim.model.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from realrun.device.devices import Device
 from realrun.device.host_store import HostStore
-from realrun.device.machine import the_torch
+from realrun.device.torch_device import the_torch
 from realrun.engine.experts import Rows, matrices, run_ffn
 from realrun.engine.layers import Step
 from sim.model.spec import ModelSpec

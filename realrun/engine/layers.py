@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realrun.device.devices import Device, refuse_too_little
-from realrun.device.machine import the_torch
+from realrun.device.torch_device import the_torch
 from sim.model.spec import ModelSpec
 
 if TYPE_CHECKING:

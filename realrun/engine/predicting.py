@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from realrun.device.devices import Device, Event
-from realrun.device.machine import the_torch
+from realrun.device.torch_device import the_torch
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ _STEP = 64
 class Predictions:
     """Look-ups of one run in tables of ``dims`` numbers an entry."""
 
-    def __init__(self, device: Device, software: Software, hardware: Hardware, dims: int) -> None:
+    def __init__(self, device: Device, software: PredictionCosts, hardware: Hardware, dims: int) -> None:
         torch = the_torch()
         self._device = device
         self.on_gpu = software.where == "gpu"

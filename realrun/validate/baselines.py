@@ -18,10 +18,10 @@ from typing import Any
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import written
-from realrun.calibrate.experts import Ffn, plain_ffn, weights_of
+from realrun.calibrate.ffn_times import Ffn, plain_ffn, weights_of
+from realrun.calibrate.machine import Machine
 from realrun.device.devices import refuse_too_little
 from realrun.device.host_memory import free_host_bytes
-from realrun.device.machine import Machine
 from realrun.engine.experts import expert_size
 from realrun.validate.record import made_by
 from sim.model.spec import ModelSpec, load_model

@@ -8,8 +8,8 @@ as systems do that copy the query back and search with a CPU library. Four opera
 * a forward pass of a predictor net: its weights are read once;
 * loading a table to where it is searched.
 
-The first three take the formula of every block in ``sim.machine.cost``, a fixed time plus the longer of bytes over bandwidth
-and FLOPs over arithmetic. Where a profile names neither, bandwidth and arithmetic are what ``Hardware`` reaches.
+The first three take the formula of every block in ``sim.machine.cost``, a fixed time plus the longer of bytes over
+bandwidth and FLOPs over arithmetic. Where a profile names neither, bandwidth and arithmetic are what ``Hardware`` reaches.
 """
 
 import math
@@ -27,7 +27,7 @@ DEFAULT_SOFTWARE = "fast"
 MEASURED: dict[str, Literal["host", "gpu"]] = {"measured": "gpu", "measured-host": "host"}
 
 
-class Software(Lookups):
+class PredictionCosts(Lookups):
     """One way of running predictors: what each operation costs, and where. All results are whole ns, rounded up."""
 
     name: str = Field(min_length=1)
@@ -46,7 +46,7 @@ class Software(Lookups):
         return self
 
     @classmethod
-    def load(cls, name_or_path: str | Path, hardware: Hardware | None = None) -> "Software":
+    def load(cls, name_or_path: str | Path, hardware: Hardware | None = None) -> "PredictionCosts":
         """A built-in profile by name, one from a TOML file, or what was measured on ``hardware``.
 
         The latter are called ``measured`` and ``measured-host``. Raises InputError (one line: file, field, value, what
@@ -64,7 +64,7 @@ class Software(Lookups):
         return cls.parse(path.read_bytes(), name)
 
     @classmethod
-    def _measured(cls, name: str, hardware: Hardware | None) -> "Software":
+    def _measured(cls, name: str, hardware: Hardware | None) -> "PredictionCosts":
         if hardware is None or hardware.lookups is None:
             whose = "no machine" if hardware is None else hardware.name
             raise InputError(
@@ -76,7 +76,7 @@ class Software(Lookups):
         return cls(name=name, description=f"as measured on {hardware.name}", where=where, **dict(costs))
 
     @classmethod
-    def parse(cls, text: bytes | str, name: str = "software") -> "Software":
+    def parse(cls, text: bytes | str, name: str = "software") -> "PredictionCosts":
         """A profile from TOML text; ``name`` begins the error."""
         try:
             fields = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)

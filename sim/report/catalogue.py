@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.machine.hardware import Figure, Hardware, builtin_hardware
-from sim.machine.prediction_costs import Software, builtin_software
+from sim.machine.prediction_costs import PredictionCosts, builtin_software
 from sim.model.spec import ModelSpec, builtin_models, load_model
 from sim.policies import Parameters, policy_class, policy_classes
 
@@ -178,17 +178,17 @@ def machine_table(name_or_path: str | Path) -> Table:
 
 def software_json() -> list[dict[str, Any]]:
     """Every built-in software profile in full."""
-    return [Software.load(name).model_dump(mode="json", exclude_none=True) for name in builtin_software()]
+    return [PredictionCosts.load(name).model_dump(mode="json", exclude_none=True) for name in builtin_software()]
 
 
 def software_table(names: Sequence[str] = ()) -> Table:
-    """Software profiles (all that are built in), every figure with its source. Raises as `Software.load` does."""
+    """What predictions cost in ``names`` (default: all that are built in). Raises as `PredictionCosts.load` does."""
     table = Table(title="Software: what predictions cost", caption="a search: 4,000 x 4,096 on an L40, one query")
     for heading in ("software", "figure", "value", "measured", "source"):
         table.add_column(heading, no_wrap=heading == "software", justify="right" if heading == "value" else "left")
     machine = Hardware.load("l40")
     for name in names or builtin_software():
-        software = Software.load(name)
+        software = PredictionCosts.load(name)
         search = software.search_ns(machine, 4000, 4096) / 1e3
         table.add_row(software.name, "a search, us", f"{search:.1f}", "", f"{software.description} ({software.where})")
         for field, value in software:

@@ -14,7 +14,14 @@ import torch
 
 from ground.errors import InputError
 from realrun.__main__ import main
-from realrun.calibrate.calibrate import (
+from realrun.calibrate.copies import buffers, copy_times
+from realrun.calibrate.ffn_times import Ffn, ffn_times, ffns
+from realrun.calibrate.layer_times import charged, in_bf16, kind, layer_times, layers_of
+from realrun.calibrate.lines import Line, doubt
+from realrun.calibrate.lookup_costs import lookup_costs
+from realrun.calibrate.loop_overheads import FIGURES, Loop, loop_times, without_loop
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.machine_profile import (
     TINY,
     Parts,
     _Blocks,
@@ -27,18 +34,12 @@ from realrun.calibrate.calibrate import (
     calibrate,
     calibrate_command,
 )
-from realrun.calibrate.copies import buffers, copy_times
-from realrun.calibrate.experts import Ffn, ffn_times, ffns
-from realrun.calibrate.layers import charged, in_bf16, kind, layer_times, layers_of
-from realrun.calibrate.lines import Line, doubt
-from realrun.calibrate.lookups import lookup_costs
-from realrun.calibrate.loop import FIGURES, Loop, loop_times, without_loop
 from realrun.calibrate.products import launches
-from realrun.calibrate.profile import curve, to_toml
-from realrun.device.machine import Machine, Timing
+from realrun.calibrate.profile_text import curve, to_toml
+from realrun.calibrate.timing import Timing
 from sim.machine.cost import Costs, along
 from sim.machine.hardware import Curve, Figure, Hardware
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 from sim.model.spec import ModelSpec, builtin_models, load_model
 from tests.support.real_worlds import TINY_MOE
 
@@ -153,7 +154,7 @@ def test_the_profile_loads_and_says_where_everything_is_from(profile: str) -> No
 def test_look_ups_are_charged_as_measured(profile: str) -> None:
     machine = measured(profile)
     for name, where in (("measured", "gpu"), ("measured-host", "host")):
-        software = Software.load(name, machine)
+        software = PredictionCosts.load(name, machine)
         costs = getattr(machine.lookups, where)
         assert software.where == where
         assert software.search_ns(machine, 200, 64) > 0
@@ -162,7 +163,7 @@ def test_look_ups_are_charged_as_measured(profile: str) -> None:
             longer = max(numbers * costs.element_bytes / costs.gbps.value, 2 * numbers / costs.gflops.value)
             assert software.search_ns(machine, 200, 64) == pytest.approx(costs.search_us.value * 1e3 + longer, abs=2)
     with pytest.raises(InputError, match="l40 has no measured look-ups"):
-        Software.load("measured", Hardware.load("l40"))
+        PredictionCosts.load("measured", Hardware.load("l40"))
 
 
 def test_measured_blocks_take_the_place_of_the_formula(profile: str) -> None:
@@ -285,7 +286,7 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
 
 
 def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypatch) -> None:
-    monkeypatch.setattr("realrun.calibrate.calibrate.loop_times", partial(loop_times, calls=9))
+    monkeypatch.setattr("realrun.calibrate.machine_profile.loop_times", partial(loop_times, calls=9))
     machine, tables = Machine("cpu", 3), tomllib.loads(profile)
     parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
     tables["ffn"] = _ffns(parts, blocks, [TINY_MOE])
@@ -316,7 +317,7 @@ def test_the_hosts_steady_way_is_charged_what_it_takes_undisturbed(monkeypatch) 
         (20, 10, 20): Timing(8_000_000, 800, 8_000_000, 9),
     }
     ways = {"erratic": erratic, "steady": steady}
-    monkeypatch.setattr("realrun.calibrate.lookups._host_ways", lambda *_: (ways, ways, {"flat": nets}))
+    monkeypatch.setattr("realrun.calibrate.lookup_costs._host_ways", lambda *_: (ways, ways, {"flat": nets}))
     costs = lookup_costs(Machine("cpu", 3), "host", Hardware.load("h200"))
     assert costs.searches.keys() == {"erratic", "steady"}
     assert costs.search_line.rate == pytest.approx(4) and costs.search_line.fixed_ns == pytest.approx(0, abs=1e-3)
@@ -325,7 +326,7 @@ def test_the_hosts_steady_way_is_charged_what_it_takes_undisturbed(monkeypatch) 
 
 
 def test_an_interrupted_calibration_leaves_no_profile(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("realrun.calibrate.calibrate.lookup_costs", lambda *_: interrupt())
+    monkeypatch.setattr("realrun.calibrate.machine_profile.lookup_costs", lambda *_: interrupt())
     with pytest.raises(KeyboardInterrupt):
         calibrate_command(tmp_path / "here.toml", [], quick=True, device="cpu")
     assert not list(tmp_path.iterdir())
@@ -333,7 +334,7 @@ def test_an_interrupted_calibration_leaves_no_profile(tmp_path, monkeypatch) -> 
 
 def test_a_trip_is_charged_once(profile: str) -> None:
     machine = measured(profile)
-    software = Software.load("measured", machine)
+    software = PredictionCosts.load("measured", machine)
     answered = machine.details["lookups"]["gpu"]["answered_us"]
     assert set(answered) == {f"{what}, link {link}" for what in ("search", "network") for link in ("idle", "busy")}
     assert all(len(answered[f"search, link {link}"]) == len(TINY.tables) for link in ("idle", "busy"))
@@ -399,8 +400,8 @@ def test_a_part_that_fails_is_left_out_by_name(monkeypatch, capsys) -> None:
     def too_large(*_: object) -> None:
         raise InputError("an expert of 8 bytes\nis too large")
 
-    monkeypatch.setattr("realrun.calibrate.calibrate.lookup_costs", refuse)
-    monkeypatch.setattr("realrun.calibrate.calibrate.host_times", too_large)
+    monkeypatch.setattr("realrun.calibrate.machine_profile.lookup_costs", refuse)
+    monkeypatch.setattr("realrun.calibrate.machine_profile.host_times", too_large)
     text = calibrate(Machine("cpu"), [], TINY, "here")
     machine = Hardware.parse(text, "here")
     left_out = {"look-ups": "MemoryError", "experts on the host": "an expert of 8 bytes"}
@@ -417,8 +418,9 @@ def test_of_what_does_not_fit_together_all_that_fits_alone_is_timed(monkeypatch)
             raise RuntimeError("out of memory")
         return real(machine, useds, rows)
 
-    monkeypatch.setattr("realrun.calibrate.calibrate.ffn_times", small_ones)
-    monkeypatch.setattr("realrun.calibrate.calibrate.layer_times", lambda *_: small_ones(machine, [None, None], ()))
+    monkeypatch.setattr("realrun.calibrate.machine_profile.ffn_times", small_ones)
+    timed = "realrun.calibrate.machine_profile.layer_times"
+    monkeypatch.setattr(timed, lambda *_: small_ones(machine, [None, None], ()))
     parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
     assert [table["width"] for table in _ffns(parts, blocks, [TINY_MOE])] == [32]
     assert _layers(parts, blocks, [TINY_MOE]) == []
@@ -451,7 +453,7 @@ def test_of_two_models_with_the_same_layers_the_first_ones_loop_is_charged(profi
             raise InputError("too much to time")
         return loop(figures[model.name], 0.0)
 
-    monkeypatch.setattr("realrun.calibrate.calibrate.loop_times", fake)
+    monkeypatch.setattr("realrun.calibrate.machine_profile.loop_times", fake)
     curves = {"source": "seen", "points": [[1, 1000], [2, 2000]]}
     layer = {"hidden": 64, "attention": TINY_MOE.attention.shape, "experts": TINY_MOE.experts}
     tables = tomllib.loads(profile) | {"layer": [layer | {"decode": curves, "prefill": curves}]}

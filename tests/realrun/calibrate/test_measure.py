@@ -13,16 +13,17 @@ pytest.importorskip("torch")
 import torch
 
 from ground.errors import InputError
-from realrun.calibrate.layers import charged
-from realrun.calibrate.loop import MOST_BYTES, SPARE_SLOTS, fitting, kept, random_scene, shrunk, useless
+from realrun.calibrate.layer_times import charged
+from realrun.calibrate.loop_overheads import MOST_BYTES, SPARE_SLOTS, fitting, kept, random_scene, shrunk, useless
+from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import REST_SECONDS, Way, by_threads, host_times, rest
+from realrun.calibrate.timing import BURSTS, bursts
 from realrun.device.devices import open_device
-from realrun.device.machine import BURSTS, Machine, bursts
 from realrun.engine.predicting import Predictions
 from realrun.engine.replay import execute, open_rig
 from sim.log import REUSE_HIT
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 from sim.model.spec import ModelSpec, builtin_models, load_model
 from sim.run.engines import execute as simulate
 from tests.support.real_worlds import TINY_MOE
@@ -213,7 +214,7 @@ def test_a_run_looks_up_as_long_as_it_was_charged(
     where: str, entries: int, dims: int, fixed_us: float, gbps: float, gflops: float
 ) -> None:
     rates = {"gbps": gbps, "gflops": gflops, "search_us": fixed_us, "iteration_us": 1, "network_us": 1}
-    software = Software.model_validate(
+    software = PredictionCosts.model_validate(
         {"name": "x", "where": where, "element_bytes": 2 if where == "gpu" else 4, **rates}
     )
     hardware = Hardware.load("h200")
@@ -225,7 +226,7 @@ def test_a_run_looks_up_as_long_as_it_was_charged(
         assert read == pytest.approx(entries, abs=1 + gbps / size)
 
 
-def looking_up(software: Software, hardware: Hardware, dims: int) -> Predictions:
+def looking_up(software: PredictionCosts, hardware: Hardware, dims: int) -> Predictions:
     with open_device("cpu") as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr("realrun.engine.predicting._TABLE_BYTES", 2**12)
         return Predictions(device, software, hardware, dims)

@@ -34,7 +34,8 @@ def policy(setting: Setting, **values: Any) -> Domoe:
 
 
 def world(
-    domains: list[str], tokens: int = 3, *, layers: int = 3, seed: int = 0, software: PredictionCosts = FAST, batch: int = 1
+    domains: list[str], tokens: int = 3, *, layers: int = 3, seed: int = 0, software: PredictionCosts = FAST,
+    batch: int = 1,
 ) -> World:
     """A sequence a domain, two prompt tokens and ``tokens`` decoded ones; each domain points its own way."""
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from cyclopts import App, CycloptsError, Parameter
 
-from ground.whole_number import Whole
+from ground.whole_number import WholeNumber
 
 
 @pytest.fixture
@@ -14,7 +14,9 @@ def given() -> Any:
     seen: list[tuple[int, int | None]] = []
 
     @app.default
-    def command(*, count: Annotated[Whole, Parameter(help="how many")] = 1, most: Whole | None = None) -> None:
+    def command(
+        *, count: Annotated[WholeNumber, Parameter(help="how many")] = 1, most: WholeNumber | None = None
+    ) -> None:
         seen.append((count, most))
 
     def run(*arguments: str) -> tuple[int, int | None]:

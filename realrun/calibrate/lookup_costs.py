@@ -1,7 +1,7 @@
 """What predictors cost: searching a table, clustering a prompt, a small net; on the GPU and on the host.
 
-Each is timed at several sizes and reduced to the two numbers that the simulator charges by (`realrun.calibrate.lines`): a
-fixed time, and a rate for the bytes that are read (search, net) or the products that are taken (clustering).
+Each is timed at several sizes and reduced to the two numbers that the simulator charges by
+(`realrun.calibrate.lines`): a fixed time, and a rate for the bytes that are read (search, net) or the products that are taken (clustering).
 
 On the GPU a search and a net cost the whole trip, as a run makes it (`realrun.calibrate.trips`), and while copies keep
 the link busy, since predictors that prefetch do so. Iterations of clustering follow one another and need no answer: the
@@ -22,9 +22,10 @@ from typing import Any, Literal
 import numpy as np
 
 from realrun.calibrate.lines import Line, doubt
+from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import Way, by_threads, host_times, torch_ways
+from realrun.calibrate.timing import Timing, Work
 from realrun.calibrate.trips import Shape, trips
-from realrun.device.machine import Machine, Timing, Work
 from realrun.engine.lookup import Fused, eager
 from sim.machine.hardware import Hardware
 

@@ -8,25 +8,19 @@ that what disturbs the machine for a moment is in few of a thing's runs and not 
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
+from realrun.calibrate.timing import Key, Timing, Work, bursts
+from realrun.device.torch_device import the_device, the_torch
 
 if TYPE_CHECKING:
     import torch
 
-Key = TypeVar("Key")
-Work = Sequence[Callable[[], Any]]
-"""The same operation on several inputs, which are used in turn."""
-
 L2_BYTES = 192 * 2**20
 """Inputs that are used in turn cover at least this much, so that none is found in a cache (an H200's L2: 60 MB)."""
-BURSTS = 5
-"""How many times each of several things that are timed has its turn."""
 SHORT_SLEEP, LONG_SLEEP = 0.001, 0.064
 """Seconds for which a GPU sleeps while work is launched: at first, and at most."""
 SLEEP_HZ = 1.8e9
@@ -34,33 +28,6 @@ SLEEP_HZ = 1.8e9
 
 PAUSE_NS = 10_000
 """What lies between two looks at the clock, if it is longer, was somebody else's."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Nanoseconds of one operation: median, 10th and 90th percentile of ``runs`` runs."""
-
-    ns: int
-    low: int
-    high: int
-    runs: int
-
-    @staticmethod
-    def of(samples: Sequence[float]) -> "Timing":
-        """From times in nanoseconds, at least one."""
-        ordered = sorted(samples)
-        last = len(ordered) - 1
-        pick = (ordered[round(last * share)] for share in (0.1, 0.9))
-        low, high = (max(1, round(ns)) for ns in pick)
-        return Timing(max(1, round(median(ordered))), low, high, len(ordered))
-
-    def over(self, parts: int) -> "Timing":
-        """The share of each of ``parts`` equal parts."""
-        ns, low, high = (max(1, round(time / parts)) for time in (self.ns, self.low, self.high))
-        return Timing(ns, low, high, self.runs)
-
-    def __str__(self) -> str:
-        return f"{self.ns / 1e3:,.1f} us ({self.low / 1e3:,.1f} to {self.high / 1e3:,.1f})"
 
 
 class Machine:
@@ -217,38 +184,6 @@ class Machine:
             facts["cuda"] = str(self.torch.version.cuda)
             facts |= _told(self.device)
         return facts
-
-
-def bursts(runs: int) -> Iterator[int]:
-    """Sizes of the bursts that ``runs`` runs are cut into, as equal as may be, none empty."""
-    count = min(BURSTS, runs)
-    yield from ((runs * (i + 1) // count) - (runs * i // count) for i in range(count))
-
-
-def the_torch() -> Any:
-    """The torch module; InputError where it is not installed."""
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise InputError("torch is not installed; pip install 'moe-replay[torch]'") from None
-    return torch
-
-
-def the_device(name: str) -> "torch.device":
-    """The torch device called ``name``; InputError unless it is the CPU or a GPU that is there."""
-    torch = the_torch()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu") from None
-    if device.type not in ("cuda", "cpu"):
-        raise InputError(f"device {name!r}; expected cuda, cuda:N or cpu")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise InputError(f"device {name!r}: torch {torch.__version__} finds no GPU here; name --device cpu to try")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise InputError(f"device {name!r}: there are {torch.cuda.device_count()} GPUs, counted from 0")
-    return device
 
 
 def _told(device: "torch.device") -> dict[str, str]:

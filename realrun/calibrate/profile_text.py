@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realrun.device.machine import Timing
+from realrun.calibrate.timing import Timing
 
 Table = dict[str, Any]
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from realrun.calibrate.loop import shrunk
+from realrun.calibrate.loop_overheads import shrunk
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.timing import Timing, Work
 from realrun.device.devices import open_device
-from realrun.device.machine import Machine, Timing, Work
 from realrun.engine.layers import Layers, Step
 from realrun.engine.loop import undisturbed
 from sim.model.spec import ModelSpec
@@ -39,7 +40,7 @@ def kind(model: ModelSpec) -> Kind:
 
 
 def charged(model: ModelSpec) -> bool:
-    """Whether ``sim.machine.cost`` charges measured times for the layers of ``model``: of bf16 without a window or encoder."""
+    """Whether ``sim.machine.cost`` charges measured times for the layers of ``model``: bf16, no window, no encoder."""
     bf16 = model.weight_bytes == 2 == model.embedding_bytes
     return bf16 and not any(model.windows) and not model.cross_attention and not model.encoder_layers
 

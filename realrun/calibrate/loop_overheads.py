@@ -4,7 +4,7 @@ A model of full depth, its experts drawn at random, run by the engine itself: wi
 with every expert copied on demand, and with every expert resident while experts that nobody needs are prefetched as
 fast as the link can. What is left of a step beyond the kernels as they are charged, and beyond the waits for copies
 that were measured in it, is the loop: the host sees the router's answer, looks up, launches. Five figures come of the
-three runs (``sim.machine.hardware.Software``):
+three runs (``sim.machine.hardware.PredictionCosts``):
 
 - ``route_wait_us``, what the first two have in common;
 - ``launch_us``, what the resident run takes more: the GPU idles until experts that are there have been launched, while
@@ -22,13 +22,13 @@ from statistics import median
 import numpy as np
 
 from ground.errors import InputError
-from realrun.device.machine import Machine
+from realrun.calibrate.machine import Machine
 from realrun.engine.experts import expert_size
 from realrun.engine.replay import execute, open_rig
 from realrun.engine.replay_loop import Outcome
 from sim.bounds import bounds
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software
+from sim.machine.prediction_costs import PredictionCosts
 from sim.model.spec import ModelSpec
 from sim.plan import Plan, Requests, Values
 from sim.run.engines import execute as simulate
@@ -37,7 +37,7 @@ from sim.workload import Workload, batched, workload
 from traces.trace import DECODE, PREFILL, Trace
 
 FIGURES = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
-"""What comes of the runs, as ``sim.machine.hardware.Software`` has it."""
+"""What comes of the runs, as ``sim.machine.hardware.PredictionCosts`` has it."""
 MOST_BYTES = 28 * 2**30
 """Of experts that are resident at once: room for the 8 of a token in each of the 94 layers of Qwen3-235B (26.4 GiB),
 the most that a built-in model needs whose loop can be timed."""
@@ -280,7 +280,7 @@ def random_scene(
         profile=(),
         model=model,
         hardware=hardware,
-        software=Software.load("fast"),
+        software=PredictionCosts.load("fast"),
         budget=budget,
         batch=1,
         split="eval",

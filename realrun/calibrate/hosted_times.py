@@ -1,17 +1,19 @@
 """Experts on the host: what one takes for one row, with the link idle and while copies cross it.
 
-As in a run: `realrun.engine.host_experts.HostedExperts` computes a token's experts where they lie in pinned memory, and the thread
-that looks after the device looks again and again. More experts are used in turn than any cache of the host holds.
+As in a run, `realrun.engine.host_experts.HostedExperts` computes a token's experts where they lie in pinned memory,
+while the thread that looks after the device looks again and again. More experts are used in turn than any cache of the host holds.
 """
 
 import time
 from dataclasses import dataclass
 
 from realrun.calibrate.copies import Traffic
+from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import rest
+from realrun.calibrate.timing import Timing, bursts
 from realrun.device.devices import Device, open_device
 from realrun.device.host_store import HostStore
-from realrun.device.machine import Machine, Timing, bursts, the_torch
+from realrun.device.torch_device import the_torch
 from realrun.engine.experts import Rows, expert_size
 from realrun.engine.host_experts import HostedExperts
 from realrun.engine.layers import Step

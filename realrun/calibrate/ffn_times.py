@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 from ground.errors import InputError
-from realrun.device.machine import Key, Machine, Timing, Work
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.timing import Key, Timing, Work
 from realrun.engine.experts import AT_ONCE, Experts, Rows
 from realrun.engine.loop import undisturbed
 from sim.model.spec import ModelSpec

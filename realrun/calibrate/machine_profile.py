@@ -18,15 +18,16 @@ from ground.errors import InputError
 from ground.files import atomic_path, keep_apart
 from ground.text import printable
 from realrun.calibrate.copies import PLACES, SIZES, buffers, copy_times, together
-from realrun.calibrate.experts import ROWS, FfnTimes, Used, ffn_times, ffns
-from realrun.calibrate.host_experts import host_times
-from realrun.calibrate.layers import CONTEXTS, PROMPTS, LayerTimes, charged, in_bf16, kind, layer_times, layers_of
-from realrun.calibrate.lookups import TABLES, Costs, Where, lookup_costs
-from realrun.calibrate.loop import FIGURES, Loop, loop_times, shrunk
+from realrun.calibrate.ffn_times import ROWS, FfnTimes, Used, ffn_times, ffns
+from realrun.calibrate.hosted_times import host_times
+from realrun.calibrate.layer_times import CONTEXTS, PROMPTS, LayerTimes, charged, in_bf16, kind, layer_times, layers_of
+from realrun.calibrate.lookup_costs import TABLES, Costs, Where, lookup_costs
+from realrun.calibrate.loop_overheads import FIGURES, Loop, loop_times, shrunk
+from realrun.calibrate.machine import Machine
 from realrun.calibrate.memory import bandwidth
 from realrun.calibrate.products import Launches, arithmetic, launches
-from realrun.calibrate.profile import Table, curve, figure, spread, to_toml
-from realrun.device.machine import Machine, Timing
+from realrun.calibrate.profile_text import Table, curve, figure, spread, to_toml
+from realrun.calibrate.timing import Timing
 from realrun.engine.experts import AT_ONCE
 from sim.machine.hardware import Hardware
 from sim.model.spec import ModelSpec, builtin_models, load_model
@@ -37,7 +38,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Effort:
+class Thoroughness:
     """How much to measure: sizes of copies, rows of FFNs, contexts and prompts of layers, tables, buffers, hidden size
     and width of an expert on the host, runs; how often loops are timed again later, since a host shared with others has
     slow minutes.
@@ -58,11 +59,11 @@ class Effort:
     later: int = 2
 
 
-FULL = Effort()
-QUICK = Effort(
+FULL = Thoroughness()
+QUICK = Thoroughness(
     rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8, later=0
 )
-TINY = Effort(
+TINY = Thoroughness(
     copies=(2**14, 2**16, 2**18),
     rows=(1, 2, 4),
     contexts=(8, 32),
@@ -91,8 +92,8 @@ def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, d
     _print(Hardware.parse(text, str(out)), out)
 
 
-def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Effort, name: str) -> str:
-    """The profile of ``machine`` as TOML text that `sim.machine.hardware.Hardware` reads; progress goes to standard error.
+def calibrate(machine: Machine, models: Sequence[ModelSpec], effort: Thoroughness, name: str) -> str:
+    """The profile of ``machine`` as TOML text that `Hardware` reads; progress goes to standard error.
 
     On a CPU FFNs and layers of ``models`` are not timed: the simulator models a GPU's.
     """
@@ -175,7 +176,7 @@ def _first_line(failed: BaseException) -> str:
     return next(iter(str(failed).splitlines()), type(failed).__name__)
 
 
-def _gpu(machine: Machine, effort: Effort, source: str) -> Table:
+def _gpu(machine: Machine, effort: Thoroughness, source: str) -> Table:
     memory, products = bandwidth(machine, effort.memory), arithmetic(machine, effort.square, *effort.product)
     most, top = max(memory.copy, memory.read), max(products.square, products.ffn)
     square = f"product of {effort.square} squared"
@@ -192,7 +193,7 @@ def _gpu(machine: Machine, effort: Effort, source: str) -> Table:
     }
 
 
-def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Table, Table]:
+def _link(machine: Machine, effort: Thoroughness, source: str, name: str) -> tuple[Table, Table]:
     memory = buffers(machine, effort.copies, effort.places)
     there = copy_times(machine, "h2d", memory, effort.copies)
     back = copy_times(machine, "d2h", memory, effort.copies)
@@ -222,7 +223,7 @@ def _link(machine: Machine, effort: Effort, source: str, name: str) -> tuple[Tab
 class _Blocks:
     """FFNs and layers as a run computes them, and FFNs as plain products for comparison."""
 
-    def __init__(self, machine: Machine, effort: Effort, source: str) -> None:
+    def __init__(self, machine: Machine, effort: Thoroughness, source: str) -> None:
         self.machine, self.effort, self.source = machine, effort, source
         self.least_ffn: list[Timing] = []
         self.least_layer: list[Timing] = []
@@ -286,7 +287,7 @@ def _layers(parts: Parts, blocks: _Blocks, models: Iterable[ModelSpec]) -> list[
     return [table for table in tables if table is not None]
 
 
-def _not_charged(parts: Parts, models: Iterable[ModelSpec], effort: Effort) -> Table:
+def _not_charged(parts: Parts, models: Iterable[ModelSpec], effort: Thoroughness) -> Table:
     """Times, in bf16, of the dimensions of models that the simulator has its formula for; for a person.
 
     Their experts are not stored in bf16, or their layers have windows or an encoder, or other weights.
@@ -363,7 +364,7 @@ def _loop_figures(loops: Sequence[Loop], source: str) -> Table:
     return {name: figure(median(getattr(loop, name) for loop in loops), source) for name in FIGURES}
 
 
-def _lookups(machine: Machine, effort: Effort, source: str, hardware: Hardware) -> tuple[Table, Table]:
+def _lookups(machine: Machine, effort: Thoroughness, source: str, hardware: Hardware) -> tuple[Table, Table]:
     tables, details = Table(), Table()
     places: tuple[tuple[Where, int], ...] = (("gpu", 2), ("host", 4))
     for where, element_bytes in places:
@@ -392,7 +393,7 @@ def _costs(costs: Costs, element_bytes: int, source: str) -> Table:
     }
 
 
-def _host(machine: Machine, effort: Effort, source: str) -> tuple[Table, Table]:
+def _host(machine: Machine, effort: Thoroughness, source: str) -> tuple[Table, Table]:
     hidden, width = effort.hosted
     whole = load_model("mixtral-8x7b")
     size = 2 * hidden * width * whole.expert_matrices
