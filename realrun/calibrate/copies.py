@@ -73,8 +73,8 @@ def copy_times(
     }
     alone = machine.times(copies, repeats=max(3, runs), alone=True)
     rows = {size: [partial(_all, each)] for size, each in copies.items()}
-    together = machine.times(rows, repeats=max(3, runs // 2), alone=True)
-    return Copies(alone, {size: _one_of(row, all_of_it, alone[size]) for size, all_of_it in together.items()})
+    of_rows = machine.times(rows, repeats=max(3, runs // 2), alone=True)
+    return Copies(alone, {size: _one_of(row, all_of_it, alone[size]) for size, all_of_it in of_rows.items()})
 
 
 def _ends(
@@ -105,7 +105,7 @@ def _one_of(count: int, row: Timing, alone: Timing) -> Timing:
 
 
 @dataclass(frozen=True)
-class Together:
+class SharedRates:
     """GB/s of copies that share the machine, each beside what it reaches alone."""
 
     h2d_alone: float
@@ -120,7 +120,7 @@ class Together:
     h2d_beside_host: float
 
 
-def together(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> Together:
+def shared_rates(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> SharedRates:
     """Copies of ``size`` bytes in rows of ``rows``: two streams at once, both directions at once, beside the host."""
     one, two, back = Lane(machine, size, "h2d"), Lane(machine, size, "h2d"), Lane(machine, size, "d2h")
     host = HostWork(machine, size)
@@ -128,7 +128,7 @@ def together(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> Together
     there, return_ = _rates(machine, [one, back], rows)
     alone = host.rate(machine, [], rows)
     beside = host.rate(machine, [one], 3 * rows)
-    return Together(h2d, d2h, _shared_rate(machine, one, two, rows), there, return_, alone[0], beside[0], beside[1])
+    return SharedRates(h2d, d2h, _shared_rate(machine, one, two, rows), there, return_, alone[0], beside[0], beside[1])
 
 
 class Lane:

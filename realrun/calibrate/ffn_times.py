@@ -16,9 +16,10 @@ from typing import Any, Literal, cast
 from ground.errors import InputError
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.timing import Key, Timing, Work
-from realrun.engine.experts import AT_ONCE, Experts, Rows
+from realrun.engine.experts import Experts, Rows
 from realrun.engine.loop import undisturbed
-from sim.model.spec import ModelSpec
+from realrun.engine.portions import AT_ONCE
+from traces.models.spec import ModelSpec
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COPY_SECONDS = 1.5e-4
@@ -92,7 +93,7 @@ def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROW
             if used.use == "shared":
                 runs[used.ffn, "launched", count] = charged
         if used.use == "routed":
-            waited = routed_runs(machine, used.model, [count for count in rows if count > 1], together=1)
+            waited = routed_runs(machine, used.model, [count for count in rows if count > 1], at_once=1)
             hidden |= {(used.ffn, "waited", count): each for count, each in waited.items()}
         for name, compared in _compared(machine, used, rows[:1]).items():
             runs |= {(used.ffn, name, count): each for count, each in compared.items()}
@@ -110,7 +111,7 @@ def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROW
 def _compared(machine: Machine, used: Used, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
     compared = {name: plain_runs(machine, used.ffn, graph, rows) for name, graph in (("eager", False), ("graph", True))}
     if used.use == "routed":
-        compared["one_alone"] = routed_runs(machine, used.model, rows, together=1)
+        compared["one_alone"] = routed_runs(machine, used.model, rows, at_once=1)
     return compared
 
 
@@ -130,18 +131,18 @@ def ffn_runs(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[i
 
 
 def routed_runs(
-    machine: Machine, model: ModelSpec, rows: Iterable[int], together: int | None = None
+    machine: Machine, model: ModelSpec, rows: Iterable[int], at_once: int | None = None
 ) -> dict[int, Runs]:
-    """Routed experts of ``model``: ``together`` of them, by default k at one row, and as many as a run launches without
+    """Routed experts of ``model``: ``at_once`` of them, by default k at one row, and as many as a run launches without
     a look at the link at more.
     """
-    size, most = 2 * model.expert_parameters, together or max(model.top_k, AT_ONCE)
+    size, most = 2 * model.expert_parameters, at_once or max(model.top_k, AT_ONCE)
     count = max(most, machine.copies(size))
     slots = _slots(machine, count, size)
     experts = Experts(model, cast(Any, SimpleNamespace(bytes=slots, n_slots=count)))
     runs = {}
     for each in rows:
-        group = together or (model.top_k if each == 1 else AT_ONCE)
+        group = at_once or (model.top_k if each == 1 else AT_ONCE)
         states = machine.random(each, model.hidden, scale=1.0)
         outputs = machine.random(group * each + 1, model.hidden)
         work = [_routed(machine, experts, states, outputs, list(range(first, first + group)), each)

@@ -1,7 +1,8 @@
 """Experts on the host: what one takes for one row, with the link idle and while copies cross it.
 
 As in a run, `realrun.engine.host_experts.HostedExperts` computes a token's experts where they lie in pinned memory,
-while the thread that looks after the device looks again and again. More experts are used in turn than any cache of the host holds.
+while the thread that looks after the device looks again and again. More experts are used in turn than any cache of the
+host holds.
 """
 
 import time
@@ -18,7 +19,7 @@ from realrun.engine.experts import Rows, expert_size
 from realrun.engine.host_experts import HostedExperts
 from realrun.engine.layers import Step
 from realrun.engine.loop import PAUSE_SECONDS, undisturbed
-from sim.model.spec import ModelSpec
+from traces.models.spec import ModelSpec
 
 STORED = 4
 
@@ -34,7 +35,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class HostTimes:
+class HostedTimes:
     """Of an expert of ``size`` bytes."""
 
     size: int
@@ -49,7 +50,7 @@ class HostTimes:
         return self.size / (one.busy if busy else one.idle).ns
 
 
-def host_times(machine: Machine, model: ModelSpec) -> HostTimes:
+def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     """Of experts of ``model``, ``top_k`` at a time. Raises InputError where memory cannot be pinned."""
     torch = the_torch()
     most = torch.get_num_threads()
@@ -72,7 +73,7 @@ def host_times(machine: Machine, model: ModelSpec) -> HostTimes:
             device.synchronize()
             store.close()
     assert charged is not None
-    return HostTimes(store.size, charged, times)
+    return HostedTimes(store.size, charged, times)
 
 
 def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> Alone:

@@ -14,7 +14,7 @@ from realrun.calibrate.timing import Timing, Work
 from realrun.device.devices import open_device
 from realrun.engine.layers import Layers, Step
 from realrun.engine.loop import undisturbed
-from sim.model.spec import ModelSpec
+from traces.models.spec import ModelSpec
 
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192)
 PROMPTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)

@@ -1,7 +1,8 @@
 """What predictors cost: searching a table, clustering a prompt, a small net; on the GPU and on the host.
 
 Each is timed at several sizes and reduced to the two numbers that the simulator charges by
-(`realrun.calibrate.lines`): a fixed time, and a rate for the bytes that are read (search, net) or the products that are taken (clustering).
+(`realrun.calibrate.lines`): a fixed time, and a rate for the bytes that are read (search, net) or the products that are
+taken (clustering).
 
 On the GPU a search and a net cost the whole trip, as a run makes it (`realrun.calibrate.trips`), and while copies keep
 the link busy, since predictors that prefetch do so. Iterations of clustering follow one another and need no answer: the
@@ -25,7 +26,7 @@ from realrun.calibrate.lines import Line, doubt
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import Way, by_threads, host_times, torch_ways
 from realrun.calibrate.timing import Timing, Work
-from realrun.calibrate.trips import Shape, trips
+from realrun.calibrate.trips import Dimensions, trips
 from realrun.engine.lookup import Fused, eager
 from sim.machine.hardware import Hardware
 
@@ -43,12 +44,12 @@ HOST_BYTES = 2**29
 MOST_INPUTS = 24
 """Of tables or nets that are used in turn."""
 
-Ways = dict[str, dict[Shape, Timing]]
+Ways = dict[str, dict[Dimensions, Timing]]
 """Times by way and size."""
 
 
 @dataclass(frozen=True)
-class Costs:
+class LookupCosts:
     """One place: each timing by way and size, in words, and the lines through those that are charged."""
 
     searches: dict[str, dict[str, Timing]]
@@ -67,7 +68,7 @@ class Costs:
 
 def lookup_costs(
     machine: Machine, where: Where, hardware: Hardware, tables: Sequence[tuple[int, int]] = TABLES
-) -> Costs:
+) -> LookupCosts:
     """Time all three at every size, on the device of ``machine`` or on its host.
 
     ``hardware`` says what the GPU reaches at all. On the host the way of each that is quickest over all sizes together
@@ -104,7 +105,7 @@ def lookup_costs(
         doubts = doubt(line, [ns for _, ns in points], [timing for _, timing in rising], rises=not on_gpu)
         how[what] += "" if on_gpu else ", 10th percentile"
         how[what] += f"; misses by {line.worst:.0%} at most" + "; " * bool(doubts) + doubts
-    return Costs(
+    return LookupCosts(
         _in_words(searches), _in_words(clusters, f", {CENTRES} centres, an iteration"), _in_words(networks), answered,
         lines["search"], lines["iteration"], lines["network"], how,
     )  # fmt: skip
@@ -115,27 +116,27 @@ def _quickest(ways: Ways) -> str:
     return min(ways, key=lambda way: sum(math.log(timing.ns) for timing in ways[way].values()))
 
 
-def _in_words(ways: Mapping[str, Mapping[Shape, Timing]], more: str = "") -> dict[str, dict[str, Timing]]:
+def _in_words(ways: Mapping[str, Mapping[Dimensions, Timing]], more: str = "") -> dict[str, dict[str, Timing]]:
     return {way: {_words(size) + more: timing for size, timing in times.items()} for way, times in ways.items()}
 
 
-def _words(size: Shape) -> str:
+def _words(size: Dimensions) -> str:
     """A table or a prompt is rows x dimensions, a net input - hidden layer - output."""
     return (" x " if len(size) == 2 else " - ").join(map(str, size))
 
 
 def _gpu_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways, Ways, Ways]:
     """Searches, iterations of clustering and nets on the device."""
-    torch, work = machine.torch, dict[tuple[str, Shape], Work]()
+    torch, work = machine.torch, dict[tuple[str, Dimensions], Work]()
     for shape in tables:
         work |= {(name, shape): each for name, each in _gpu_searches(machine, *shape).items()}
     searches: Ways = {}
     for (name, size), taken in machine.times(work).items():
         searches.setdefault(name, {})[size] = taken
-    cluster: dict[Shape, Work] = {
+    cluster: dict[Dimensions, Work] = {
         shape: [_clustering(torch, machine.device, torch.bfloat16, *shape)] for shape in PROMPTS
     }
-    nets: dict[Shape, Work] = {net: _gpu_network(machine, *net) for net in NETS}
+    nets: dict[Dimensions, Work] = {net: _gpu_network(machine, *net) for net in NETS}
     return searches, {"torch": machine.times(cluster)}, {"torch, CUDA graph": machine.times(nets)}
 
 
@@ -145,8 +146,8 @@ def _host_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Way
     most = max(entries * dims for entries, dims in tables)
     most = max(most, *(hidden * (inner + out) for inner, hidden, out in NETS))
     pool = _numbers(max(most, HOST_BYTES // 4 if machine.cuda else 0))
-    cluster: dict[Shape, Work] = {shape: [_clustering(torch, "cpu", torch.float32, *shape)] for shape in PROMPTS}
-    nets: dict[Shape, Work] = {net: _host_network(torch, pool, *net) for net in NETS}
+    cluster: dict[Dimensions, Work] = {shape: [_clustering(torch, "cpu", torch.float32, *shape)] for shape in PROMPTS}
+    nets: dict[Dimensions, Work] = {net: _host_network(torch, pool, *net) for net in NETS}
     return (
         host_times(machine, _host_searches(machine, pool, tables)),
         host_times(machine, torch_ways(machine, cluster)),
@@ -181,11 +182,11 @@ def _gpu_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[C
     return ways
 
 
-def _host_searches(machine: Machine, pool: np.ndarray, tables: Sequence[tuple[int, int]]) -> list[Way[Shape]]:
+def _host_searches(machine: Machine, pool: np.ndarray, tables: Sequence[tuple[int, int]]) -> list[Way[Dimensions]]:
     """Every library's way of searching tables that are parts of ``pool``."""
     torch = machine.torch
 
-    def ways(search: Callable[[np.ndarray], Any]) -> dict[Shape, Work]:
+    def ways(search: Callable[[np.ndarray], Any]) -> dict[Dimensions, Work]:
         return {
             (entries, dims): [partial(search, part.reshape(entries, dims)) for part in _in_turn(pool, entries * dims)]
             for entries, dims in tables

@@ -21,7 +21,7 @@ SHAPES = ((4, 1024, 4), (8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 256, 8), (
 
 
 @dataclass(frozen=True)
-class Way:
+class LookupWay:
     """One way of looking up. The tables are used in turn, so that none is found in the device's cache."""
 
     name: str
@@ -36,7 +36,7 @@ class Way:
 
 def ways(
     machine: Machine, tables: int = TABLES, entries: int = ENTRIES, dims: int = DIMS, k: int = NEAREST
-) -> tuple[list[Way], float]:
+) -> tuple[list[LookupWay], float]:
     """Every way, and the nanoseconds that the tables' bytes take at the bandwidth that reading a matrix reaches."""
     sets = [machine.random(tables, entries, dims) for _ in range(machine.copies(2 * tables * entries * dims))]
     query = machine.random(dims)
@@ -59,7 +59,7 @@ def ways(
 
 def _way(
     machine: Machine, name: str, work: list[Callable[[], Any]], sets: list[Any], query: Any, k: int, row: bool = True
-) -> Way:
+) -> LookupWay:
     wrong = max(error(work[i](), sets[i], query, k) for i in range(len(sets)))
     alone = work if name.startswith("torch") else [machine.graph(one) for one in work]
     many = 4 * len(work)
@@ -71,11 +71,11 @@ def _way(
     each = None
     if row and machine.cuda:
         each = machine.time(machine.graph(in_a_row)).over(many)
-    return Way(name, machine.time(*alone, alone=True), each, wrong)
+    return LookupWay(name, machine.time(*alone, alone=True), each, wrong)
 
 
 def error(result: "tuple[torch.Tensor, torch.Tensor]", tables: "torch.Tensor", query: "torch.Tensor", k: int) -> float:
-    """How far ``result`` is from the look-up in float64, see `Way.wrong`."""
+    """How far ``result`` is from the look-up in float64, see `LookupWay.wrong`."""
     import torch
 
     scores = tables.double() @ query.double()

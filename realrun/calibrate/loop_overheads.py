@@ -3,41 +3,41 @@
 A model of full depth, its experts drawn at random, run by the engine itself: with every expert that is needed resident,
 with every expert copied on demand, and with every expert resident while experts that nobody needs are prefetched as
 fast as the link can. What is left of a step beyond the kernels as they are charged, and beyond the waits for copies
-that were measured in it, is the loop: the host sees the router's answer, looks up, launches. Five figures come of the
-three runs (``sim.machine.hardware.PredictionCosts``):
+that were measured in it, is the loop: the host sees the router's answer, looks up, launches. Each figure of
+`LoopFigures` comes of the three runs:
 
-- ``route_wait_us``, what the first two have in common;
-- ``launch_us``, what the resident run takes more: the GPU idles until experts that are there have been launched, while
-  those that are waited for are launched meanwhile;
-- ``alone_us``, by how much each expert that was waited for, and so ran alone, took longer than one of several;
-- ``copying_us``, what a layer takes more while copies go on: kernels have less of the device's memory, and the host
-  makes requests and hands copies over;
-- ``handover_us``, by how much longer the second run waited for each copy than the link's own times have it.
+- ``route_wait_us``: what the first two have in common;
+- ``launch_us``: what the resident run takes more;
+- ``awaited_extra_us``: by how much each expert that was waited for took longer than it is charged;
+- ``beside_copy_us``: what a layer takes more while copies go on;
+- ``handover_us``: by how much longer the second run waited for each copy than the link's own times have it.
 """
 
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from ground.errors import InputError
 from realrun.calibrate.machine import Machine
 from realrun.engine.experts import expert_size
-from realrun.engine.replay import execute, open_rig
+from realrun.engine.replay import device_terms, execute
 from realrun.engine.replay_loop import Outcome
+from realrun.engine.rig import Rig, open_rig
 from sim.bounds import bounds
 from sim.machine.hardware import Hardware
+from sim.machine.loop_overheads import LoopFigures
 from sim.machine.prediction_costs import PredictionCosts
-from sim.model.spec import ModelSpec
 from sim.plan import Plan, Requests, Values
 from sim.run.engines import execute as simulate
 from sim.run.scene import Scene
+from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
+from traces.models.spec import ModelSpec
 from traces.trace import DECODE, PREFILL, Trace
 
-FIGURES = ("route_wait_us", "launch_us", "alone_us", "copying_us", "handover_us")
-"""What comes of the runs, as ``sim.machine.hardware.PredictionCosts`` has it."""
 MOST_BYTES = 28 * 2**30
 """Of experts that are resident at once: room for the 8 of a token in each of the 94 layers of Qwen3-235B (26.4 GiB),
 the most that a built-in model needs whose loop can be timed."""
@@ -56,14 +56,14 @@ COPIES_AHEAD = 3
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopTimes:
     """Microseconds a routed layer: what is left of the three runs, and what of it is charged."""
 
     resident_us: float
     """Beyond kernels, every expert there."""
     waiting_us: float
     """Beyond kernels and waits for copies, every expert on its way."""
-    alone_us: float
+    awaited_extra_us: float
     """By how much an expert that was waited for took longer than charged."""
     handover_us: float
     """By how much longer than charged the waits were, an expert."""
@@ -73,14 +73,14 @@ class Loop:
     """The share of that run's decode in which they did."""
     top_k: int
 
-    def or_quieter(self, other: "Loop") -> "Loop":
+    def or_quieter(self, other: "LoopTimes") -> "LoopTimes":
         """Of each run the one that took less, this one's or that of ``other``: whatever disturbs only ever adds."""
         fetched = min(self, other, key=lambda loop: loop.waiting_us + loop.top_k * loop.handover_us)
         loaded = min(self, other, key=lambda loop: loop.prefetching_us)
-        return Loop(
+        return LoopTimes(
             resident_us=min(self.resident_us, other.resident_us),
             waiting_us=fetched.waiting_us,
-            alone_us=fetched.alone_us,
+            awaited_extra_us=fetched.awaited_extra_us,
             handover_us=fetched.handover_us,
             prefetching_us=loaded.prefetching_us,
             link_busy=loaded.link_busy,
@@ -90,7 +90,7 @@ class Loop:
     @property
     def route_wait_us(self) -> float:
         """Of any layer; experts that ran alone are charged for that by themselves."""
-        return min(self.resident_us, max(0.0, self.waiting_us - self.top_k * self.alone_us))
+        return min(self.resident_us, max(0.0, self.waiting_us - self.top_k * self.awaited_extra_us))
 
     @property
     def launch_us(self) -> float:
@@ -98,7 +98,7 @@ class Loop:
         return self.resident_us - self.route_wait_us
 
     @property
-    def copying_us(self) -> float:
+    def beside_copy_us(self) -> float:
         """Of a layer beside which copies go on."""
         return max(0.0, self.prefetching_us - self.resident_us)
 
@@ -106,7 +106,7 @@ class Loop:
 def loop_times(
     machine: Machine, model: ModelSpec, hardware: Hardware, calls: int = CALLS, rounds: int = 2,
     most_bytes: int = MOST_BYTES,
-) -> Loop:  # fmt: skip
+) -> LoopTimes:  # fmt: skip
     """Decode tokens in the three ways, with as many experts of each layer of ``model`` as ``most_bytes`` hold.
 
     On a device with less free memory, as many as fit beside everything else of the model. ``hardware`` says what
@@ -120,20 +120,20 @@ def loop_times(
         there = fitting(deep, most_bytes, rig.device.free_bytes())
         slots = there * deep.routed_layers + SPARE_SLOTS
         here = random_scene(deep, bare, steps, there, slots * size)
-        stay = kept(here, there)
+        stay = staying(here, there)
         loaded = replace(stay, requests=useless(here, there))
         fetched = random_scene(deep, bare, max(2, steps // 8), deep.experts, 2 * deep.top_k * size, prompt=1)
         three = ((here, stay), (here, loaded), (fetched, Plan(keep=False)))
-        runs = [[execute(scene, plan, rig) for scene, plan in three] for _ in range(rounds)]
+        runs = [[executed(scene, plan, rig) for scene, plan in three] for _ in range(rounds)]
     resident = min(_left_us(outcome, here.work) for outcome, _, _ in runs)
     prefetching, busy = min((_left_us(outcome, here.work), _link_busy(outcome, here.work)) for _, outcome, _ in runs)
     waiting = min((outcome for _, _, outcome in runs), key=lambda outcome: outcome.log.finish[-1])
-    alone_us = _alone_us(waiting, fetched.work)
-    return Loop(
+    awaited_extra_us = _awaited_extra_us(waiting, fetched.work)
+    return LoopTimes(
         resident_us=resident,
         waiting_us=_left_us(waiting, fetched.work),
-        alone_us=alone_us,
-        handover_us=_handover_us(waiting, fetched, alone_us),
+        awaited_extra_us=awaited_extra_us,
+        handover_us=_handover_us(waiting, fetched, awaited_extra_us),
         prefetching_us=prefetching,
         link_busy=busy,
         top_k=deep.top_k,
@@ -162,7 +162,7 @@ def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
-def kept(here: Scene, there: int) -> Plan:
+def staying(here: Scene, there: int) -> Plan:
     """Once they have been there, the first ``there`` experts of each layer stay."""
     work, zero = here.work, np.zeros(1, np.int64)
     worth = np.tile(np.arange(work.n_experts) < there, work.n_layers).astype(np.int64)
@@ -208,17 +208,23 @@ def _decode_calls(work: Workload) -> tuple[np.ndarray, np.ndarray]:
     return calls, np.diff(work.offsets)[calls]
 
 
-def _alone_us(outcome: Outcome, work: Workload) -> float:
+def _awaited_extra_us(outcome: Outcome, work: Workload) -> float:
     """The median over decode's calls of what one expert takes beyond what it is charged."""
     calls, count = _decode_calls(work)
     charged = np.add.reduceat(work.expert_ns, work.offsets[:-1])[calls]
     return max(0.0, float(np.median((outcome.experts_ns[calls] - charged) / count)) / 1e3)
 
 
-def _handover_us(outcome: Outcome, here: Scene, alone_us: float) -> float:
+def executed(here: Scene, plan: Plan, rig: Rig, **options: Any) -> Outcome:
+    """What a plan of no policy's takes on the device; ``options`` are those of ``RealRun``."""
+    terms = device_terms(settle(here.work, plan, here.budget), here.work)
+    return execute(here, plan, terms, rig, **options)
+
+
+def _handover_us(outcome: Outcome, here: Scene, awaited_extra_us: float) -> float:
     """The median over decode's calls of how much longer than simulated they waited, an expert."""
     calls, count = _decode_calls(here.work)
-    work = replace(here.work, waited_ns=here.work.expert_ns + round(alone_us * 1e3))
+    work = replace(here.work, awaited_ns=here.work.expert_ns + round(awaited_extra_us * 1e3))
     simulated = simulate(work, Plan(keep=False), here.budget).log
     longer = outcome.log.stall_demand + outcome.log.stall_late - simulated.stall_demand - simulated.stall_late
     return max(0.0, float(np.median(longer[calls] / count)) / 1e3)
@@ -226,7 +232,7 @@ def _handover_us(outcome: Outcome, here: Scene, alone_us: float) -> float:
 
 def without_loop(hardware: Hardware) -> Hardware:
     """``hardware`` whose loop takes no time."""
-    none = dict.fromkeys(FIGURES)
+    none = dict.fromkeys(LoopFigures.model_fields)
     no_wait = hardware.software.route_wait_us.model_copy(update={"value": 0.0})
     software = hardware.software.model_copy(update={**none, "route_wait_us": no_wait})
     layers = [layer.model_copy(update=none) for layer in hardware.layer]

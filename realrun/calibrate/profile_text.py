@@ -1,7 +1,6 @@
 """A measured machine as a profile that the simulator loads: figures with their source, curves that rise, as TOML."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,18 +65,9 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} in a profile; expected finite numbers")
-        return repr(value)
+    """Plain values and lists are written as in JSON, which is TOML too."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    raise TypeError(f"a profile holds no {type(value).__name__}")
+    if value is None:
+        raise TypeError("a profile holds no None")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -1,9 +1,9 @@
 """What a prediction on the GPU costs a run: from the launch until the host has seen the answer.
 
 What is launched is what a run launches (`realrun.engine.predicting.Predictions`), and the host looks for the answer as
-a run does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still while
-copies to the device go on. The device is idle before each, as it is once a route is known, and has read so much else
-that no table is found in its cache, as experts do it.
+a run does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still
+while copies to the device go on. The device is idle before each, as it is once a route is known, and has read so much
+else that no table is found in its cache, as experts do it.
 """
 
 import time
@@ -21,7 +21,7 @@ from realrun.engine.predicting import Predictions
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
 
-Shape = tuple[int, ...]
+Dimensions = tuple[int, ...]
 """Of a table or of a net."""
 
 Begin = Callable[[], Event]
@@ -35,8 +35,8 @@ LEAD_IN = 2
 class Trips:
     """Times of trips, by tables (entries, dimensions) and by nets (input, hidden layer, output)."""
 
-    searches: dict[Shape, Timing]
-    nets: dict[Shape, Timing]
+    searches: dict[Dimensions, Timing]
+    nets: dict[Dimensions, Timing]
 
 
 def trips(

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from realrun.device.triton_launch import Direct
-from realrun.engine.experts import AT_ONCE
+from realrun.engine.portions import AT_ONCE
 
 _TOP = 1 << 62  # keeps every packed number 64 bits wide, whatever its parts
 _ROWS = 4

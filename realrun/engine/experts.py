@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ground.errors import InputError
 from realrun.device.slots import DeviceCache
 from realrun.device.torch_device import the_torch
-from sim.model.spec import ModelSpec
+from realrun.engine.portions import AT_ONCE
+from traces.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-AT_ONCE = 8
-"""Experts of one row each that one launch of the kernels takes."""
-SEVERAL_AT_ONCE = 2
-"""Experts of several rows that are launched one after the other before somebody looks at the link. Launching one took
-an H200's host some 80 us, half of a copy of 9.4 MB, of which two are handed over ahead: after four the link is dry."""
 MOST_PAIRS = 2**16
 """Of a call whose single rows go through the kernels, which are given pairs and rows as 16-bit numbers."""
 
@@ -94,14 +90,6 @@ class Experts:
             row = take.listed[first]
             rows = states[take.listed[first:end]] if end - first > 1 else states[row : row + 1]
         run_ffn(rows, self._into[slot], self._out[slot], self.gated, outputs[first:end])
-
-
-def portions(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The places of ``pairs``, each in one portion, as many as are launched without a look at the link between."""
-    single = [place for place, (first, end) in enumerate(pairs) if end - first == 1]
-    several = [place for place, (first, end) in enumerate(pairs) if end - first != 1]
-    found = [single[first : first + AT_ONCE] for first in range(0, len(single), AT_ONCE)]
-    return found + [several[first : first + SEVERAL_AT_ONCE] for first in range(0, len(several), SEVERAL_AT_ONCE)]
 
 
 def run_ffn(

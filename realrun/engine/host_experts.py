@@ -13,7 +13,7 @@ from realrun.device.host_store import HostStore
 from realrun.device.torch_device import the_torch
 from realrun.engine.experts import Rows, matrices, run_ffn
 from realrun.engine.layers import Step
-from sim.model.spec import ModelSpec
+from traces.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ import numpy as np
 
 from realrun.device.devices import Device, refuse_too_little
 from realrun.device.torch_device import the_torch
-from sim.model.spec import ModelSpec
+from traces.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

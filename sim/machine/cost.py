@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ground.errors import InputError
-from sim.machine.hardware import Curve, Hardware, Layer
-from sim.model.spec import KV_BYTES, ModelSpec
+from sim.machine.figures import Curve
+from sim.machine.hardware import Hardware, Layer
+from traces.models.spec import KV_BYTES, ModelSpec
 
 MOST_NS = 10**18
 
@@ -50,9 +51,9 @@ class Costs:
         self._wait_ns = self._loop_us("route_wait_us") * 1e3 if software.waits_for_route else 0.0
         self.launch_ns = self._loop_ns("launch_us")
         """Before experts that are there begin, once a route is known."""
-        self.alone_ns = self._loop_ns("alone_us")
+        self.awaited_extra_ns = self._loop_ns("awaited_extra_us")
         """What an expert that is waited for takes more than one of those that are there, if there is no curve."""
-        self.copying_ns = self._loop_ns("copying_us")
+        self.beside_copy_ns = self._loop_ns("beside_copy_us")
         """What a routed layer takes more if a copy is under way as it begins."""
         self.handover_ns = self._loop_ns("handover_us")
         """What an expert's copy takes more than a copy by itself."""
@@ -101,33 +102,33 @@ class Costs:
         size = np.asarray(self.model.expert_bytes, dtype=np.float64)[index]
         return _whole(np.where(rows > 0, self._ffn(rows, self.model.expert_parameters, size), 0.0))
 
-    def waited_ns(self, tokens: np.ndarray, layer: np.ndarray) -> np.ndarray | None:
+    def awaited_ns(self, tokens: np.ndarray, layer: np.ndarray) -> np.ndarray | None:
         """The same of an expert that is waited for, which is launched meanwhile; None if it takes as long.
 
-        One row takes `alone_ns` more, since experts of one row each run together where they are there. More rows take
-        what the profile says of FFNs that are launched beforehand, or else `alone_ns` more too.
+        One row takes `awaited_extra_ns` more, since experts of one row each run together where they are there. More
+        rows take what the profile says of FFNs that are launched beforehand, or else `awaited_extra_ns` more too.
         """
         curve = self._waited.get(self.model.expert_parameters)
-        if curve is None and not self.alone_ns:
+        if curve is None and not self.awaited_extra_ns:
             return None
-        longer = self.expert_ns(tokens, layer) + self.alone_ns * (tokens > 0)
+        longer = self.expert_ns(tokens, layer) + self.awaited_extra_ns * (tokens > 0)
         if curve is None:
             return longer
         size = np.asarray(self.model.expert_bytes, dtype=np.float64)[layer]
         fits = (tokens > 1) & (size == 2 * self.model.expert_parameters)
         return np.where(fits, _whole(along(curve, tokens)), longer)
 
-    def apart_ns(self) -> np.ndarray | None:
+    def split_wave_ns(self) -> np.ndarray | None:
         """What so many experts of one row each take more than their share of a token's, by their number (E + 1,).
 
-        Experts that run together take a time of their own and one that they share: by itself an expert takes `alone_ns`
-        longer than its share of a token's K, so the shared time is alone_ns * K / (K - 1), and r of them lack (K - r) /
-        K of it. None if an expert takes no longer alone.
+        Experts that run together take a time of their own and one that they share. By itself an expert takes
+        `awaited_extra_ns` longer than its share of a token's K. So the shared time is awaited_extra_ns * K / (K - 1),
+        and r of them lack (K - r) / K of it. None if an expert takes no longer alone.
         """
         top_k, count = self.model.top_k, np.arange(self.model.experts + 1)
-        if not self.alone_ns or top_k == 1:
+        if not self.awaited_extra_ns or top_k == 1:
             return None
-        return np.where((count > 0) & (count < top_k), self.alone_ns * (top_k - count) // (top_k - 1), 0)
+        return np.where((count > 0) & (count < top_k), self.awaited_extra_ns * (top_k - count) // (top_k - 1), 0)
 
     def head_ns(self, tokens: ArrayLike, context: ArrayLike | None = None) -> np.ndarray:
         """Time of each call after its last routed layer, (S,) to (S,): dense layers that follow it, then the LM head.

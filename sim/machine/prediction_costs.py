@@ -9,20 +9,20 @@ as systems do that copy the query back and search with a CPU library. Four opera
 * loading a table to where it is searched.
 
 The first three take the formula of every block in ``sim.machine.cost``, a fixed time plus the longer of bytes over
-bandwidth and FLOPs over arithmetic. Where a profile names neither, bandwidth and arithmetic are what ``Hardware`` reaches.
+bandwidth and FLOPs over arithmetic. Where a profile names neither, bandwidth and arithmetic are what the GPU reaches.
 """
 
 import math
-import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ground.errors import InputError
-from sim.machine.hardware import Figure, Hardware, Lookups, first_fault
+from sim.machine.figures import Figure, builtin_names, parsed, profile_text
+from sim.machine.hardware import Hardware, Lookups
 
+_BUILT_IN = "sim.machine.software"
 DEFAULT_SOFTWARE = "fast"
 MEASURED: dict[str, Literal["host", "gpu"]] = {"measured": "gpu", "measured-host": "host"}
 
@@ -31,7 +31,9 @@ class PredictionCosts(Lookups):
     """One way of running predictors: what each operation costs, and where. All results are whole ns, rounded up."""
 
     name: str = Field(min_length=1)
+    """What reports call it."""
     description: str = ""
+    """The way of predicting in a few words."""
     where: Literal["host", "gpu"]
     """Where tables lie and are searched; on the host they take no GPU memory."""
 
@@ -55,13 +57,7 @@ class PredictionCosts(Lookups):
         name = str(name_or_path)
         if name.lower() in MEASURED:
             return cls._measured(name.lower(), hardware)
-        if name.lower() in builtin_software():
-            return cls.parse(resources.files("sim.machine.software").joinpath(f"{name.lower()}.toml").read_bytes(), name)
-        path = Path(name_or_path)
-        if path.suffix != ".toml" and not path.is_file():
-            known = ", ".join(builtin_software())
-            raise InputError(f"software {name!r} is unknown; expected a .toml profile or one of {known}")
-        return cls.parse(path.read_bytes(), name)
+        return cls.parse(profile_text(_BUILT_IN, "software", name_or_path), name)
 
     @classmethod
     def _measured(cls, name: str, hardware: Hardware | None) -> "PredictionCosts":
@@ -78,14 +74,7 @@ class PredictionCosts(Lookups):
     @classmethod
     def parse(cls, text: bytes | str, name: str = "software") -> "PredictionCosts":
         """A profile from TOML text; ``name`` begins the error."""
-        try:
-            fields = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}: not valid TOML: {error}") from error
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InputError(f"{name}: {first_fault(error)}") from error
+        return parsed(cls, text, name)
 
     def search_ns(self, hardware: Hardware, entries: int, dims: int, queries: int = 1) -> int:
         """One search of ``queries`` at once among ``entries`` vectors of ``dims``; 0 without entries or queries.
@@ -135,8 +124,7 @@ class PredictionCosts(Lookups):
 
 def builtin_software() -> tuple[str, ...]:
     """Names of the profiles that are built in."""
-    files = resources.files("sim.machine.software").iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+    return builtin_names(_BUILT_IN)
 
 
 def _whole(nanoseconds: float) -> int:

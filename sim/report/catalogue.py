@@ -11,10 +11,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.hardware import Figure, Hardware, builtin_hardware
+from sim.machine.figures import Figure
+from sim.machine.hardware import Hardware, builtin_hardware
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
-from sim.model.spec import ModelSpec, builtin_models, load_model
 from sim.policies import Parameters, policy_class, policy_classes
+from traces.models.known import builtin_models, model_spec
+from traces.models.spec import ModelSpec
 
 
 def models_json() -> list[dict[str, Any]]:
@@ -23,8 +25,8 @@ def models_json() -> list[dict[str, Any]]:
 
 
 def model_json(name_or_path: str) -> dict[str, Any]:
-    """One model, built in or from a config.json: sizes in bytes and weights. Raises as `load_model` does."""
-    spec = load_model(name_or_path)
+    """One model, built in or from a config.json: sizes in bytes and weights. Raises as `model_spec` does."""
+    spec = model_spec(name_or_path)
     return {
         "name": spec.name,
         "layers": spec.layers,
@@ -63,7 +65,7 @@ def models_table() -> Table:
     for heading in ("MB an expert", "GB a token", "all GB", "rest GB", "total B", "active B"):
         table.add_column(heading, justify="right")
     for name in builtin_models():
-        spec = load_model(name)
+        spec = model_spec(name)
         table.add_row(
             name,
             f"{spec.routed_layers}x{spec.experts}/{spec.top_k}",
@@ -78,8 +80,8 @@ def models_table() -> Table:
 
 
 def model_table(name_or_path: str) -> Table:
-    """One model in full. Raises as `load_model` does."""
-    spec = load_model(name_or_path)
+    """One model in full. Raises as `model_spec` does."""
+    spec = model_spec(name_or_path)
     table = Table(title=spec.name, show_header=False)
     for label, value in _model_rows(spec):
         table.add_row(label, value)
@@ -127,7 +129,7 @@ def machine_json(name_or_path: str) -> dict[str, Any]:
         "link_latency_ns": hardware.link_latency_ns,
         "link_measured": hardware.link_measured,
     }
-    return {**hardware.model_dump(mode="json", exclude_none=True), "derived": derived}
+    return {**hardware.model_dump(mode="json", exclude_none=True, by_alias=True), "derived": derived}
 
 
 def hardware_table() -> Table:

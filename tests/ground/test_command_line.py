@@ -63,6 +63,7 @@ def shell(command: str) -> tuple[int, str]:
         (PermissionError(13, "Permission denied", "x.npz"), 2, "error: x.npz: Permission denied\n"),
         (OSError("odd"), 2, "error: odd\n"),
         (RecursionError("maximum depth"), 2, "error: the input is nested too deep\n"),
+        (MemoryError(), 2, "error: out of memory; free some, or give the command less at once\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (BrokenPipeError(32, "Broken pipe"), 141, ""),
     ],
@@ -182,16 +183,17 @@ def test_an_interruption_that_gets_lost_is_raised_again(tmp_path, where):
 # A command that is interrupted in the import of a library, which may catch whatever comes.
 IMPORTING = """
 import sys, time
-import ground.command_line
+import ground.interrupts
+from ground.command_line import run
 from cyclopts import App
 app = App()
 @app.default
 def work(patience: float) -> None:
-    ground.command_line._PATIENCE = patience
+    ground.interrupts.PATIENCE = patience
     import library
     print("imported", flush=True)
     time.sleep(60)
-sys.exit(ground.command_line.run(app))
+sys.exit(run(app))
 """
 LIBRARY = """
 import time

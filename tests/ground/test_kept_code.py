@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import sim.compiled
+import sim.compiled.availability
 from ground.errors import InputError
 from sim.compiled.folder import KEPT, compiler_cache
 from sim.compiled.jit import _Entry
@@ -79,7 +79,7 @@ def test_code_of_old_versions_goes_when_new_is_made(home: Path) -> None:
 
 def test_numba_that_cannot_be_imported_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.run.engines.SHORT", 0)
-    monkeypatch.setattr(sim.compiled, "find_spec", lambda name: object())
+    monkeypatch.setattr(sim.compiled.availability, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "numba", None)
     work = handmade([[[0], [1]]], 2)
     done = execute(work, Plan(), 4 * MS)

@@ -14,34 +14,28 @@ import torch
 
 from ground.errors import InputError
 from realrun.__main__ import main
+from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not_charged
 from realrun.calibrate.copies import buffers, copy_times
 from realrun.calibrate.ffn_times import Ffn, ffn_times, ffns
 from realrun.calibrate.layer_times import charged, in_bf16, kind, layer_times, layers_of
 from realrun.calibrate.lines import Line, doubt
 from realrun.calibrate.lookup_costs import lookup_costs
-from realrun.calibrate.loop_overheads import FIGURES, Loop, loop_times, without_loop
+from realrun.calibrate.loop_overheads import LoopTimes, loop_times, without_loop
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.machine_profile import (
-    TINY,
-    Parts,
-    _Blocks,
-    _ffns,
-    _layers,
-    _loops,
-    _not_charged,
-    _rounded,
-    _software,
-    calibrate,
-    calibrate_command,
-)
+from realrun.calibrate.machine_profile import _loops, _rounded, _software, calibrate, calibrate_command
+from realrun.calibrate.parts import Parts
 from realrun.calibrate.products import launches
 from realrun.calibrate.profile_text import curve, to_toml
+from realrun.calibrate.thoroughness import TINY
 from realrun.calibrate.timing import Timing
 from sim.machine.cost import Costs, along
-from sim.machine.hardware import Curve, Figure, Hardware
+from sim.machine.figures import Curve, Figure
+from sim.machine.hardware import Hardware
+from sim.machine.loop_overheads import LOOP_FIGURES
 from sim.machine.prediction_costs import PredictionCosts
-from sim.model.spec import ModelSpec, builtin_models, load_model
 from tests.support.real_worlds import TINY_MOE
+from traces.models.known import builtin_models, model_spec
+from traces.models.spec import ModelSpec
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
@@ -193,7 +187,7 @@ def test_more_rows_never_take_less(rows: list[int]) -> None:
 
 
 def test_every_built_in_model_has_its_ffns_and_layers() -> None:
-    models = [load_model(name) for name in builtin_models()]
+    models = [model_spec(name) for name in builtin_models()]
     found = {used.ffn: used for used in ffns(models)}
     assert found[Ffn(4096, 14336, 3)].use == "routed"
     assert found[Ffn(2048, 5632, 3)].use == "shared"
@@ -211,7 +205,7 @@ def test_every_built_in_model_has_its_ffns_and_layers() -> None:
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b", "deepseek-v3", "kimi-k2"])
 def test_curves_of_models_that_are_not_in_bf16_would_not_be_charged(name: str) -> None:
     """Nor are they: they lie under details. But a curve's dimensions may be those of another model of the profile."""
-    model, machine = load_model(name), Hardware.load("h200")
+    model, machine = model_spec(name), Hardware.load("h200")
     bf16 = in_bf16(model)
     points = {"source": "seen", "points": [[1, 1], [2, 2]]}
     taken = [{"hidden": u.ffn.hidden, "width": u.ffn.width, "matrices": u.ffn.matrices} | points for u in ffns([bf16])]
@@ -241,8 +235,8 @@ def test_ffns_and_layers_are_timed_by_the_code_that_runs_them() -> None:
     assert set(times.decode) == {8, 16} and set(times.prefill) == {1, 8} == set(times.launched)
 
 
-def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0, prefetching_us: float = 0.0) -> Loop:
-    return Loop(resident_us, waiting_us, alone_us, 0.0, prefetching_us, link_busy=1.0, top_k=2)
+def loop(resident_us: float, waiting_us: float, alone_us: float = 0.0, prefetching_us: float = 0.0) -> LoopTimes:
+    return LoopTimes(resident_us, waiting_us, alone_us, 0.0, prefetching_us, link_busy=1.0, top_k=2)
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 100))
@@ -250,20 +244,20 @@ def test_a_loop_charges_a_resident_layer_what_it_took(resident: float, waiting: 
     found = loop(resident, waiting, alone)
     assert found.route_wait_us + found.launch_us == pytest.approx(resident)
     assert found.route_wait_us >= 0 and found.launch_us >= 0
-    assert loop(resident, waiting, alone, resident + alone).copying_us == pytest.approx(alone, abs=1e-6)
-    assert loop(resident, waiting, alone, resident / 2).copying_us == 0
+    assert loop(resident, waiting, alone, resident + alone).beside_copy_us == pytest.approx(alone, abs=1e-6)
+    assert loop(resident, waiting, alone, resident / 2).beside_copy_us == 0
     if 2 * alone <= waiting <= resident + 2 * alone:
-        assert found.route_wait_us + 2 * found.alone_us == pytest.approx(waiting)
+        assert found.route_wait_us + 2 * found.awaited_extra_us == pytest.approx(waiting)
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=5, max_size=5), st.lists(st.floats(0, 1e3), min_size=5, max_size=5))
 def test_of_two_times_of_a_loop_the_quieter_runs_count(one: list[float], other: list[float]) -> None:
-    first, second = (Loop(*times, link_busy=times[0], top_k=2) for times in (one, other))
+    first, second = (LoopTimes(*times, link_busy=times[0], top_k=2) for times in (one, other))
     both = first.or_quieter(second)
     assert both.resident_us == min(first.resident_us, second.resident_us)
     assert both.prefetching_us == min(first.prefetching_us, second.prefetching_us)
-    waited = [(loop.waiting_us, loop.alone_us, loop.handover_us) for loop in (first, second)]
-    assert (both.waiting_us, both.alone_us, both.handover_us) in waited
+    waited = [(loop.waiting_us, loop.awaited_extra_us, loop.handover_us) for loop in (first, second)]
+    assert (both.waiting_us, both.awaited_extra_us, both.handover_us) in waited
     assert both.waiting_us + 2 * both.handover_us == min(us + 2 * handover for us, _, handover in waited)
     assert first.or_quieter(first) == first
 
@@ -274,12 +268,11 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
     found = loop_times(Machine("cpu", 3), TINY_MOE, Hardware.load("h200"), calls=9)
     assert min(found.resident_us, found.waiting_us, found.prefetching_us, found.link_busy) > 0
     assert found.top_k == TINY_MOE.top_k
-    given_all = machine.model_copy(
-        update={"software": machine.software.model_copy(update=dict.fromkeys(FIGURES, Figure(value=9, source="seen")))}
-    )
-    assert Costs(TINY_MOE, given_all).copying_ns == 9000
+    all_figures = dict.fromkeys(LOOP_FIGURES, Figure(value=9, source="seen"))
+    given_all = machine.model_copy(update={"software": machine.software.model_copy(update=all_figures)})
+    assert Costs(TINY_MOE, given_all).beside_copy_ns == 9000
     nothing = Costs(TINY_MOE, without_loop(given_all))
-    assert (nothing.launch_ns, nothing.alone_ns, nothing.copying_ns, nothing.handover_ns) == (0, 0, 0, 0)
+    assert (nothing.launch_ns, nothing.awaited_extra_ns, nothing.beside_copy_ns, nothing.handover_ns) == (0, 0, 0, 0)
     assert nothing.layer_ns([1], [1])[0, 1] + 9000 == Costs(TINY_MOE, given_all).layer_ns([1], [1])[0, 1]
     with pytest.raises(InputError, match="too much to time"):
         loop_times(Machine("cpu", 3), TINY_MOE, machine, most_bytes=1)
@@ -288,22 +281,22 @@ def test_the_loop_is_timed_by_the_engine_itself(profile: str) -> None:
 def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypatch) -> None:
     monkeypatch.setattr("realrun.calibrate.machine_profile.loop_times", partial(loop_times, calls=9))
     machine, tables = Machine("cpu", 3), tomllib.loads(profile)
-    parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
-    tables["ffn"] = _ffns(parts, blocks, [TINY_MOE])
-    tables["layer"] = _layers(parts, blocks, [TINY_MOE])
+    parts, blocks = Parts(machine), Blocks(machine, TINY, "seen")
+    tables["ffn"] = ffn_tables(parts, blocks, [TINY_MOE])
+    tables["layer"] = layer_tables(parts, blocks, [TINY_MOE])
     details = _loops(parts, [TINY_MOE], tables, "seen")
     details = _loops(parts, [TINY_MOE], tables, "seen", details)
     assert not parts.left_out
     found, costs = Hardware.from_dict(tables), Costs(TINY_MOE, Hardware.from_dict(tables))
     assert details.keys() == {TINY_MOE.name}
     assert costs.expert_ns(1) == found.ffn[0].points[0][1]
-    waits = costs.waited_ns(np.array([1, 2, 4]), np.zeros(3, np.int64))
+    waits = costs.awaited_ns(np.array([1, 2, 4]), np.zeros(3, np.int64))
     assert waits is not None and waits[1:].tolist() == [ns for _, ns in found.ffn[0].waited.points]
-    assert waits[0] == costs.expert_ns(1) + costs.alone_ns
-    assert found.layer[0].copying_us == found.software.copying_us.model_copy(
-        update={"source": found.layer[0].copying_us.source}
+    assert waits[0] == costs.expert_ns(1) + costs.awaited_extra_ns
+    assert found.layer[0].beside_copy_us == found.software.beside_copy_us.model_copy(
+        update={"source": found.layer[0].beside_copy_us.source}
     )
-    assert costs.copying_ns == pytest.approx(found.layer[0].copying_us.value * 1e3, abs=1)
+    assert costs.beside_copy_ns == pytest.approx(found.layer[0].beside_copy_us.value * 1e3, abs=1)
     to_toml(blocks.details | {"loop_us": _rounded(details[TINY_MOE.name])})
 
 
@@ -354,8 +347,8 @@ def test_a_layers_own_loop_goes_before_that_of_the_software(profile: str) -> Non
     general, special = (
         Costs(TINY_MOE, measured(profile, software=software, layer=[layer | figures])) for figures in ({}, own)
     )
-    assert (general.launch_ns, general.alone_ns) == (3000, 2000)
-    assert (special.launch_ns, special.alone_ns) == (0, 250)
+    assert (general.launch_ns, general.awaited_extra_ns) == (3000, 2000)
+    assert (special.launch_ns, special.awaited_extra_ns) == (0, 250)
     assert general.layer_ns([1], [1])[0, 1] - special.layer_ns([1], [1])[0, 1] == 6500
 
 
@@ -378,17 +371,17 @@ FP8 = replace(TINY_MOE, name="fp8", hidden=96, weight_bytes=1, expert_bytes=(96 
 def test_models_that_are_not_charged_are_timed_by_the_side() -> None:
     """In bf16, under details: what the simulator charges is that of the others alone."""
     machine = Machine("cpu", 3)
-    parts, blocks, models = Parts(machine), _Blocks(machine, TINY, "seen"), [TINY_MOE, FP8]
-    assert {table["hidden"] for table in _ffns(parts, blocks, models)} == {TINY_MOE.hidden}
-    assert {table["hidden"] for table in _layers(parts, blocks, models)} == {TINY_MOE.hidden}
+    parts, blocks, models = Parts(machine), Blocks(machine, TINY, "seen"), [TINY_MOE, FP8]
+    assert {table["hidden"] for table in ffn_tables(parts, blocks, models)} == {TINY_MOE.hidden}
+    assert {table["hidden"] for table in layer_tables(parts, blocks, models)} == {TINY_MOE.hidden}
     floors = _software(launches(machine), blocks, "seen")
-    by_the_side = _not_charged(parts, models, TINY)
+    by_the_side = not_charged(parts, models, TINY)
     assert list(by_the_side["ffn_us"]) == ["96 x 32, routed, fp8"]
     assert list(by_the_side["layer_us"]) == [f"96, {TINY_MOE.attention.shape}, {TINY_MOE.experts}, fp8"]
     assert set(by_the_side["ffn_us"]["96 x 32, routed, fp8"]) == set(map(str, TINY.rows))
     again = _software(launches(machine), blocks, "seen")
     assert again["expert_floor_us"] == floors["expert_floor_us"] and not parts.left_out
-    assert _not_charged(parts, [TINY_MOE], TINY) == {"ffn_us": {}, "layer_us": {}}
+    assert not_charged(parts, [TINY_MOE], TINY) == {"ffn_us": {}, "layer_us": {}}
 
 
 def test_a_part_that_fails_is_left_out_by_name(monkeypatch, capsys) -> None:
@@ -401,7 +394,7 @@ def test_a_part_that_fails_is_left_out_by_name(monkeypatch, capsys) -> None:
         raise InputError("an expert of 8 bytes\nis too large")
 
     monkeypatch.setattr("realrun.calibrate.machine_profile.lookup_costs", refuse)
-    monkeypatch.setattr("realrun.calibrate.machine_profile.host_times", too_large)
+    monkeypatch.setattr("realrun.calibrate.machine_profile.hosted_times", too_large)
     text = calibrate(Machine("cpu"), [], TINY, "here")
     machine = Hardware.parse(text, "here")
     left_out = {"look-ups": "MemoryError", "experts on the host": "an expert of 8 bytes"}
@@ -418,12 +411,12 @@ def test_of_what_does_not_fit_together_all_that_fits_alone_is_timed(monkeypatch)
             raise RuntimeError("out of memory")
         return real(machine, useds, rows)
 
-    monkeypatch.setattr("realrun.calibrate.machine_profile.ffn_times", small_ones)
-    timed = "realrun.calibrate.machine_profile.layer_times"
+    monkeypatch.setattr("realrun.calibrate.block_tables.ffn_times", small_ones)
+    timed = "realrun.calibrate.block_tables.layer_times"
     monkeypatch.setattr(timed, lambda *_: small_ones(machine, [None, None], ()))
-    parts, blocks = Parts(machine), _Blocks(machine, TINY, "seen")
-    assert [table["width"] for table in _ffns(parts, blocks, [TINY_MOE])] == [32]
-    assert _layers(parts, blocks, [TINY_MOE]) == []
+    parts, blocks = Parts(machine), Blocks(machine, TINY, "seen")
+    assert [table["width"] for table in ffn_tables(parts, blocks, [TINY_MOE])] == [32]
+    assert layer_tables(parts, blocks, [TINY_MOE]) == []
     layer = f"layer 64, {TINY_MOE.attention.shape}, {TINY_MOE.experts}"
     assert parts.left_out == dict.fromkeys(["FFNs", "FFN 64 x 48", layer], "out of memory")
 
@@ -448,7 +441,7 @@ def interrupt() -> None:
 def test_of_two_models_with_the_same_layers_the_first_ones_loop_is_charged(profile: str, monkeypatch) -> None:
     figures = {"first": 10.0, "second": 20.0, "third": 60.0}
 
-    def fake(machine: Machine, model: ModelSpec, hardware: Hardware, rounds: int) -> Loop:
+    def fake(machine: Machine, model: ModelSpec, hardware: Hardware, rounds: int) -> LoopTimes:
         if model.name == "none":
             raise InputError("too much to time")
         return loop(figures[model.name], 0.0)

@@ -14,19 +14,29 @@ import torch
 
 from ground.errors import InputError
 from realrun.calibrate.layer_times import charged
-from realrun.calibrate.loop_overheads import MOST_BYTES, SPARE_SLOTS, fitting, kept, random_scene, shrunk, useless
+from realrun.calibrate.loop_overheads import (
+    MOST_BYTES,
+    SPARE_SLOTS,
+    executed,
+    fitting,
+    random_scene,
+    shrunk,
+    staying,
+    useless,
+)
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import REST_SECONDS, Way, by_threads, host_times, rest
 from realrun.calibrate.timing import BURSTS, bursts
 from realrun.device.devices import open_device
 from realrun.engine.predicting import Predictions
-from realrun.engine.replay import execute, open_rig
+from realrun.engine.rig import open_rig
 from sim.log import REUSE_HIT
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
-from sim.model.spec import ModelSpec, builtin_models, load_model
 from sim.run.engines import execute as simulate
 from tests.support.real_worlds import TINY_MOE
+from traces.models.known import builtin_models, model_spec
+from traces.models.spec import ModelSpec
 
 
 @given(st.integers(1, 100))
@@ -100,11 +110,11 @@ def test_experts_that_nobody_needs_keep_the_link_busy_and_change_nothing_else(mo
     there = model.experts - 1
     slots = there * model.routed_layers + SPARE_SLOTS
     here = random_scene(model, Hardware.load("h200"), 6, there, slots * model.expert_bytes[0])
-    stay = kept(here, there)
+    stay = staying(here, there)
     loaded = replace(stay, requests=useless(here, there))
     loaded.check(here.work.n_layers, here.work.n_experts, here.work.schedule.n_steps)
     with open_rig(model, "cpu", shared=2) as rig:
-        plain, busy = (execute(here, plan, rig, keep_outputs=True) for plan in (stay, loaded))
+        plain, busy = (executed(here, plan, rig, keep_outputs=True) for plan in (stay, loaded))
     first = int(here.work.offsets[here.work.n_layers])  # after the prompt
     for outcome in (plain, busy):
         assert (outcome.log.found[first:] == REUSE_HIT).all(), "what is needed is there"
@@ -116,27 +126,27 @@ def test_experts_that_nobody_needs_keep_the_link_busy_and_change_nothing_else(mo
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"])
 def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) -> None:
     """In simulated time, with the sizes of true models."""
-    model = shrunk(load_model(name))
+    model = shrunk(model_spec(name))
     there = fitting(model, MOST_BYTES, None)
     slots = there * model.routed_layers + SPARE_SLOTS
     here = random_scene(model, Hardware.load("h200"), 24, there, slots * model.expert_bytes[0])
-    log = simulate(here.work, replace(kept(here, there), requests=useless(here, there)), here.budget).log
+    log = simulate(here.work, replace(staying(here, there), requests=useless(here, there)), here.budget).log
     prompt = int(log.finish[0])
     moved = log.counters.prefetch_bytes[1] / ((log.finish[-1] - prompt) / 1e9)
     assert log.found[int(here.work.offsets[here.work.n_layers]) :].max() == REUSE_HIT
     assert moved > 0.9 * here.hardware.link_bytes_per_s
 
 
-@pytest.mark.parametrize("name", [name for name in builtin_models() if charged(load_model(name))])
+@pytest.mark.parametrize("name", [name for name in builtin_models() if charged(model_spec(name))])
 def test_every_model_with_measured_layers_has_a_loop_of_its_own_on_an_h200(name: str) -> None:
-    whole = load_model(name)
+    whole = model_spec(name)
     model = replace(shrunk(whole), vocab=whole.vocab)
     assert model.top_k <= fitting(model, MOST_BYTES, 139 * 2**30) == fitting(model, MOST_BYTES, None) < model.experts
 
 
-@given(st.sampled_from([name for name in builtin_models() if charged(load_model(name))]), st.integers(0, 2**38))
+@given(st.sampled_from([name for name in builtin_models() if charged(model_spec(name))]), st.integers(0, 2**38))
 def test_what_the_loop_keeps_fits_what_is_free(name: str, free: int) -> None:
-    whole = load_model(name)
+    whole = model_spec(name)
     model = replace(shrunk(whole), vocab=whole.vocab)
     size = model.expert_bytes[0]
     try:

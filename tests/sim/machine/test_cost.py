@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
-from sim.model.released import RELEASED
-from sim.model.spec import ModelSpec, builtin_models, load_model
 from sim.workload import batched, workload
 from tests.support.places import REPOSITORY
 from tests.support.strategies import make_trace
+from traces.models.configs import read_config
+from traces.models.known import builtin_models, model_spec
+from traces.models.released import RELEASED
+from traces.models.spec import ModelSpec
 
 # 100 GB/s and 1 TFLOP/s: 0.01 ns a byte, 0.001 ns a FLOP.
 PLAIN = {
@@ -51,7 +53,7 @@ def machine(**software: object) -> Hardware:
 
 
 def small(**change: object) -> ModelSpec:
-    return ModelSpec.from_config({**SMALL, **change}, "small")
+    return read_config({**SMALL, **change}, "small")
 
 
 EAGER = REPOSITORY / "tests/support/h200_eager.toml"
@@ -67,7 +69,7 @@ EXPERT_US = {
 
 @pytest.mark.parametrize("name", EXPERT_US)
 def test_eager_experts_on_an_h200(name: str) -> None:
-    costs = Costs(load_model(name), Hardware.load(EAGER))
+    costs = Costs(model_spec(name), Hardware.load(EAGER))
     predicted = costs.expert_ns(np.array([1, 64, 256, 1024])) / 1e3
     errors = predicted / np.array(EXPERT_US[name]) - 1
     print(name, "us:", predicted.round(1), "error %:", (100 * errors).round(1))
@@ -79,7 +81,7 @@ def test_mixtral_eager_decode_step_on_an_h200(waits: bool, measured_ms: float) -
     """The layer floor was derived from this loop, so that it agrees checks the sum, not the formula's reach."""
     hardware = Hardware.load(EAGER)
     software = hardware.software.model_copy(update={"waits_for_route": waits})
-    costs = Costs(load_model("mixtral-8x7b"), hardware.model_copy(update={"software": software}))
+    costs = Costs(model_spec("mixtral-8x7b"), hardware.model_copy(update={"software": software}))
     layers = costs.layer_ns([1], [256]).sum() + 32 * 2 * int(costs.expert_ns(1))
     step_ms = (layers + costs.head_ns([1], [256])[0]) / 1e6
     print(f"predicted {step_ms:.2f} ms, measured {measured_ms}")
@@ -119,7 +121,7 @@ def test_prefill_is_quadratic() -> None:
 
 def test_windows_bound_what_is_read() -> None:
     open_, windowed = (
-        Costs(ModelSpec.from_config({**RELEASED["mixtral-8x7b"], "sliding_window": w}, "a"), machine())
+        Costs(read_config({**RELEASED["mixtral-8x7b"], "sliding_window": w}, "a"), machine())
         for w in (None, 128)
     )
     assert windowed.layer_ns([1], [128]).tolist() == open_.layer_ns([1], [128]).tolist()
@@ -153,31 +155,31 @@ def test_what_copies_cost_a_layer_is_its_own_models_figure_if_there_is_one() -> 
     curve = {"source": "seen", "points": [[1, 1000], [2, 2000]]}
     layer = {"hidden": 100, "attention": small().attention.shape, "experts": 4, "decode": curve, "prefill": curve}
 
-    def copying_ns(software_us: float | None, layer_us: float | None, **model: object) -> int:
+    def beside_copy_ns(software_us: float | None, layer_us: float | None, **model: object) -> int:
         software, own = ({} if us is None else {"copying_us": us} for us in (software_us, layer_us))
         hardware = {**PLAIN, "software": PLAIN["software"] | software, "layer": [layer | own]}
-        return Costs(small(**model), Hardware.from_dict(hardware)).copying_ns
+        return Costs(small(**model), Hardware.from_dict(hardware)).beside_copy_ns
 
-    assert copying_ns(None, None) == 0
-    assert copying_ns(11.4, None) == 11400
-    assert copying_ns(11.4, 30) == copying_ns(None, 30) == 30_000
-    assert copying_ns(11.4, 0) == 0
-    assert copying_ns(11.4, 30, num_experts=5) == 11400, "another model's layers"
+    assert beside_copy_ns(None, None) == 0
+    assert beside_copy_ns(11.4, None) == 11400
+    assert beside_copy_ns(11.4, 30) == beside_copy_ns(None, 30) == 30_000
+    assert beside_copy_ns(11.4, 0) == 0
+    assert beside_copy_ns(11.4, 30, num_experts=5) == 11400, "another model's layers"
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
 def test_experts_apart_share_less_of_what_a_tokens_experts_share(top_k: int, alone_ns: int) -> None:
     hardware = Hardware.from_dict({**PLAIN, "software": PLAIN["software"] | {"alone_us": alone_ns / 1e3}})
     found = Costs(small(num_experts_per_tok=top_k, num_experts=9), hardware)
-    apart = found.apart_ns()
-    if not found.alone_ns:
+    apart = found.split_wave_ns()
+    if not found.awaited_extra_ns:
         assert apart is None
         return
     assert apart is not None and len(apart) == 10
     assert apart[0] == 0 and not apart[top_k:].any()
-    assert apart[1] == found.alone_ns, "by itself as much as one that is waited for"
+    assert apart[1] == found.awaited_extra_ns, "by itself as much as one that is waited for"
     assert (np.diff(apart[1:]) <= 0).all() and np.ptp(np.diff(apart[1 : top_k + 1])) <= 1
-    assert Costs(small(num_experts_per_tok=1), hardware).apart_ns() is None
+    assert Costs(small(num_experts_per_tok=1), hardware).split_wave_ns() is None
 
 
 def test_what_handing_a_copy_over_takes_is_part_of_every_copy() -> None:
@@ -197,7 +199,7 @@ def test_what_handing_a_copy_over_takes_is_part_of_every_copy() -> None:
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5000)), min_size=1, max_size=6),
 )
 def test_shapes_and_monotony(name: str, hardware: str, calls: list[tuple[int, int]]) -> None:
-    spec = load_model(name)
+    spec = model_spec(name)
     costs = Costs(spec, Hardware.load(hardware))
     tokens = np.array([t for t, _ in calls])
     context = tokens + np.array([c for _, c in calls])
@@ -218,6 +220,6 @@ def test_a_faster_machine_is_never_slower() -> None:
     fast = slow.model_copy(update={"gpu": slow.gpu.model_copy(update={"bandwidth_gbps": peak})})
     for name in builtin_models():
         tokens, context = np.arange(1, 200), np.arange(1, 200) * 7
-        one, other = Costs(load_model(name), slow), Costs(load_model(name), fast)
+        one, other = Costs(model_spec(name), slow), Costs(model_spec(name), fast)
         assert (other.layer_ns(tokens, context) <= one.layer_ns(tokens, context)).all()
         assert (other.expert_ns(tokens) <= one.expert_ns(tokens)).all()

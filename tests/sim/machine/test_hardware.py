@@ -1,6 +1,7 @@
 """Profiles: what is refused, and the time of a copy."""
 
 import json
+import re
 from fractions import Fraction
 
 import pytest
@@ -8,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.machine.hardware import Hardware, builtin_hardware
+from sim.__main__ import main
+from sim.machine.figures import Checked, Curve, Figure
+from sim.machine.hardware import Ffn, Gpu, Hardware, HostCompute, Layer, Link, Lookups, Measured, builtin_hardware
+from sim.machine.loop_overheads import LoopOverheads
 from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table, models_json, models_table
+from tests.support.places import REPOSITORY
+from traces.models.known import builtin_models
 
 PROFILE = """
 name = "x"
@@ -221,11 +227,9 @@ def test_unknown_name_and_bad_files(tmp_path) -> None:
 def test_builtin_profiles(name: str) -> None:
     hardware = Hardware.load(name.upper())
     assert hardware.name == name
-    assert hardware.link_measured == (name == "h200")
     rows = json.dumps(machine_json(name), allow_nan=False)
-    assert (rows.count('"measured": true') >= 5) == (name == "h200")
-    if name != "h200":
-        assert "assumed" in hardware.software.layer_floor_us.source
+    assert (rows.count('"measured": true') >= 5) == hardware.link_measured
+    assert hardware.link_measured or "assumed" in hardware.software.layer_floor_us.source
     assert machine_table(name).row_count > 10
 
 
@@ -239,8 +243,8 @@ def test_a_machines_page_says_how_fast_its_host_computes(tmp_path) -> None:
 
 
 def test_catalogues_list_everything() -> None:
-    assert hardware_table().row_count == len(hardware_json()) == len(builtin_hardware()) == 11
-    assert models_table().row_count == len(models_json()) == 17
+    assert hardware_table().row_count == len(hardware_json()) == len(builtin_hardware()) > 9
+    assert models_table().row_count == len(models_json()) == len(builtin_models()) > 9
     json.dumps(models_json(), allow_nan=False)
 
 
@@ -251,3 +255,61 @@ def test_a_copy_in_a_row_is_spared_what_the_row_shows() -> None:
     assert [row.startup_ns(size) for size in (100, 600, 5000)] == [20, 20, 20]
     assert row.link_bytes_per_s > alone.link_bytes_per_s
     assert curved(points, queued=[[100, 200], [1100, 1200]]).startup_ns(100) == 0
+
+
+# --- profiles of one's own ---
+
+
+@pytest.mark.parametrize("name", builtin_hardware())
+def test_the_file_of_a_profile_can_be_printed_and_loaded(name: str, capsys) -> None:
+    assert main(["hardware", name, "--toml"]) == 0
+    printed = capsys.readouterr().out
+    assert Hardware.parse(printed, "printed") == Hardware.load(name)
+
+
+def test_what_is_no_profile_is_not_printed(tmp_path, capsys) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(PROFILE.replace("tflops = 100", ""))
+    for arguments in ([str(path)], [], ["h200", "--json", "-"]):
+        assert main(["hardware", *arguments, "--toml"]) == 2
+        out, error = capsys.readouterr()
+        assert not out and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_an_error_says_what_the_missing_field_is() -> None:
+    for old, message in (
+        ("bandwidth_fraction = 1", "gpu.bandwidth_fraction is missing; expected a number: share of the peak bandwidth "
+         "that a kernel which only reads weights reaches, 0.01 to 1"),
+        ('name = "x"', "name is missing; expected a text: what reports call the machine"),
+        ("waits_for_route = false", "expected true or false: whether the host waits for the router's answer"),
+    ):  # fmt: skip
+        with pytest.raises(InputError) as error:
+            Hardware.parse(PROFILE.replace(old, ""), "mine.toml")
+        assert str(error.value).endswith(message)
+    with pytest.raises(InputError, match="gpu is missing; expected a table with memory_gb, bandwidth_gbps,"):
+        Hardware.parse('name = "x"', "mine.toml")
+
+
+TABLES: dict[str, type[Checked]] = {
+    "": Hardware, "gpu": Gpu, "link": Link, "software": LoopOverheads, "ffn": Ffn, "layer": Layer, "host": HostCompute,
+    "lookups": Measured, "lookups.gpu": Lookups, "figure": Figure, "curve": Curve,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_documentation_names_every_field_of_a_profile_in_its_table(table: str) -> None:
+    page = (REPOSITORY / "docs" / "hardware.md").read_text("utf-8")
+    headings = {"": "At the top", "figure": "A figure", "curve": "A curve", "lookups.gpu": "`[lookups.gpu]`"}
+    section = page.partition(f"### {headings.get(table, f'`[{table}]`')}")[2].partition("\n### ")[0]
+    fields = TABLES[table].model_fields
+    for name in (field.alias or own for own, field in fields.items()):
+        told = re.search(rf"^- `{name}`[^:]*: (.+)", section, re.M)
+        assert told is not None and len(told[1]) > 10, f"{table}.{name}"
+
+
+def test_the_example_in_the_documentation_is_a_profile() -> None:
+    page = (REPOSITORY / "docs" / "hardware.md").read_text("utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    machine = Hardware.parse(example, "docs/hardware.md")
+    assert machine.gpu_bytes == 16_000_000_000 and not machine.link_measured
+    assert machine.copy_ns(13_000_000) == 1_014_000

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from ground.errors import InputError
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
-from sim.model.spec import load_model
 from sim.policies import Setting, make_policy, policy_class
-from sim.run.kept_plans import declared, plan_of
-from sim.run.scene import bundled_traces, replay, scene
+from sim.run.kept_plans import declared, kept_or_made
+from sim.run.prepared import replay
+from sim.run.scene import bundled_traces, scene
 from sim.view import View
 from tests.support.worlds import toy_machine
+from traces.models.known import model_spec
 
 HOST = """
 name = "toy"
@@ -83,7 +84,7 @@ def test_more_is_never_cheaper_and_nothing_is_free(entries: int, dims: int, quer
         (("gflops = 8.0", "gflops = 0.0"), "gflops above 0"),
         (('where = "host"', 'where = "disk"'), "where is 'disk'"),
         (("search_us = 10.0", "search_us = -1.0"), "search_us.value is -1.0; expected 0 or more"),
-        (("search_us = 10.0", ""), "search_us is missing; expected a value"),
+        (("search_us = 10.0", ""), "search_us is missing; expected a number: microseconds that one"),
         (("element_bytes = 4", "element_bytes = 4\nbits = 3"), "bits is 3; expected no such field"),
         (("element_bytes = 4", "element_bytes = ["), "not valid TOML"),
     ],
@@ -110,9 +111,9 @@ def test_a_report_names_it_and_plans_are_kept_apart_by_it(monkeypatch: Any, tmp_
     assert replay(here, "lru").provenance["software"] == "paper"
 
     kind = policy_class("lru")
-    monkeypatch.setattr(kind, "dear", True)
+    monkeypatch.setattr(kind, "keeps_plan", True)
     for name in ("fast", "paper", "paper"):
-        setting = Setting(load_model("mixtral-8x7b"), 1, (), 0, here.hardware, PredictionCosts.load(name))
+        setting = Setting(model_spec("mixtral-8x7b"), 1, (), 0, here.hardware, PredictionCosts.load(name))
         made = make_policy("lru", declared(kind, setting))
-        plan_of(made, setting, View(here.trace, here.work), {"trace": "t"})
+        kept_or_made(made, setting, View(here.trace, here.work), {"trace": "t"})
     assert len(list((tmp_path / "plans").glob("lru-*.npz"))) == 2

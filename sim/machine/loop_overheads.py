@@ -1,0 +1,61 @@
+"""What the software of a run adds to what the hardware needs: launching kernels, and the loop around a decode step.
+
+Here a figure of the loop is declared, with its meaning. `realrun.calibrate.loop_overheads` measures it, `Costs` gives
+it to a workload, and the engines charge it.
+"""
+
+from pydantic import Field
+
+from sim.machine.figures import Checked, Number, Perhaps
+
+
+class LoopFigures(Checked):
+    """What the loop adds to a routed layer or to an expert, as `realrun.calibrate.loop_overheads` measures it.
+
+    All are microseconds on the GPU's timeline. None is what nobody measured: then nothing is charged.
+    """
+
+    route_wait_us: Perhaps = None
+    """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
+    launch_us: Perhaps = None
+    """Microseconds from the moment a route is known until experts that are there begin. Experts that are waited for
+    are launched while their copies run. Left out where `route_wait_us` holds it."""
+    awaited_extra_us: Perhaps = Field(None, alias="alone_us")
+    """Microseconds that an expert that is waited for takes longer than one of those that are there. It runs alone, they
+    run together."""
+    beside_copy_us: Perhaps = Field(None, alias="copying_us")
+    """Microseconds that a routed layer takes longer if a copy is under way as its attention begins. The copy takes part
+    of the GPU's memory bandwidth and of the host's time."""
+    handover_us: Perhaps = None
+    """Microseconds that an expert's copy takes longer in a run than a copy of its size by itself. The host hands it
+    over while it does other things, and the computing stream has to see that it is there."""
+
+
+LOOP_FIGURES = {name: field.alias or name for name, field in LoopFigures.model_fields.items()}
+"""The key in a profile of each of the loop's figures."""
+
+
+class Launching(Checked):
+    """What launching adds to blocks, and whether the host waits for the router's answer."""
+
+    kind: str = Field(min_length=1)
+    """The way of launching, in a word: ``eager`` is one kernel after the other from Python."""
+    operation_us: Number
+    """Microseconds added to the roofline time of each block: an expert's FFN, a layer's attention with router, the LM
+    head."""
+    expert_floor_us: Number
+    """Microseconds that one FFN takes at least, however few its bytes, for its launches."""
+    layer_floor_us: Number
+    """Microseconds that attention and router of one layer take at least, for their launches and the loop's work for
+    that layer."""
+    route_wait_us: Number
+    """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
+    waits_for_route: bool
+    """Whether the host waits for the router's answer. Any policy that fetches what the router asks for must."""
+
+
+class LoopOverheads(LoopFigures, Launching):
+    """What the software adds to what the hardware needs: the profile's table ``software``."""
+
+    route_wait_us: Number
+    """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
