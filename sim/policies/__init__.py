@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from ground.errors import InputError
 from ground.field_errors import expectation
-from sim.policies.base import Parameters, Policy, Setting, blaming
+from ground.foreign_code import errors_name
+from sim.policies.base import Parameters, Policy, Setting
 
 __all__ = [
     "Parameters",
     "Policy",
     "Setting",
-    "blaming",
     "make_policy",
     "parameters_of",
     "policy_class",
@@ -71,7 +71,7 @@ def policy_class(name: str) -> type[Policy]:
 def make_policy(name: str, setting: Setting, values: dict[str, object] | None = None) -> Policy:
     """Build the policy ``name`` with parameters ``values``. Raises InputError naming a wrong parameter."""
     kind, parameters = policy_class(name), parameters_of(name, values)
-    with blaming(f"policy {kind.name}"):
+    with errors_name(f"policy {kind.name}"):
         return kind(setting, parameters)
 
 
@@ -101,7 +101,7 @@ def _is_policy(value: object) -> bool:
 
 def _imported(path: str, what: str) -> type[Policy]:
     module, _, name = path.partition(":")
-    with blaming(f"{what}: cannot import {path!r}"):
+    with errors_name(f"{what}: cannot import {path!r}"):
         value = getattr(import_module(module), name)
     if not _is_policy(value):
         raise InputError(f"{what}: {path!r} is not a sim.policies.Policy with a name and a plan method")

@@ -4,46 +4,20 @@ To add one, copy a file of this folder; nothing else is touched. A policy of ano
 entry-point group ``moe_replay.policies``, or is named as ``module:Class``.
 """
 
-import os
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from ground.errors import InputError
-from ground.foreign_code import DEBUG
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
-from sim.machine.prediction_costs import DEFAULT_SOFTWARE, Software
-from sim.model.spec import ModelSpec
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
 from sim.plan import Plan
 from sim.view import View
 from sim.workload import Workload
+from traces.models.spec import ModelSpec
 from traces.trace import Trace
-
-
-@contextmanager
-def blaming(whose: str, ours: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn whatever code of others raises (or its attempt to exit) into an InputError that names it and the place.
-
-    An InputError is the caller's, and so are those of the kinds ``ours``: they go on as they are.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except ours:
-        raise
-    except (Exception, SystemExit) as wrong:
-        if os.environ.get(DEBUG):
-            raise
-        last = traceback.extract_tb(wrong.__traceback__)[-1]
-        place = "" if "importlib" in last.filename else f"{Path(last.filename).name}, line {last.lineno}; "
-        raise InputError(f"{whose}: {type(wrong).__name__}: {wrong} ({place}{DEBUG}=1 shows the traceback)") from None
 
 
 class Parameters(BaseModel):
@@ -70,7 +44,7 @@ class Setting:
     profile: Sequence[Trace]
     seed: int = 0
     hardware: Hardware = field(default_factory=lambda: Hardware.load(DEFAULT_HARDWARE))
-    software: Software = field(default_factory=lambda: Software.load(DEFAULT_SOFTWARE))
+    software: PredictionCosts = field(default_factory=lambda: PredictionCosts.load(DEFAULT_SOFTWARE))
 
 
 class Policy(ABC):
@@ -79,11 +53,11 @@ class Policy(ABC):
     Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
     (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
     future, and so is a reference, not a system), ``foresight`` (how many routed layers of a step it is told ahead of
-    their time: it stands for a model that was trained otherwise, and its summary says so), ``rank_aware`` (the order
-    of experts within a route matters to it), ``variants`` (parameters, as typed, that a comparison of everything shows
-    beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``hosts`` (its
-    plans run experts on the host), ``dear`` (its plans take long and are kept on disk, see ``sim.run.kept_plans``), ``ignores``
-    (fields of its setting that its plans do not depend on; they are hidden from it).
+    their time: it stands for a model that was trained otherwise, and its summary says so), ``variants`` (parameters,
+    as typed, that a comparison of everything shows beside the defaults), ``table_sizes`` (parameters that make its
+    tables take less GPU memory), ``hosts`` (its plans run experts on the host), ``keeps_plan`` (its plans take long to
+    make, so they are kept on disk, see ``sim.run.kept_plans``), ``ignores`` (fields of its setting that its plans do
+    not depend on; they are hidden from it).
     """
 
     name: ClassVar[str]
@@ -93,11 +67,10 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
     clairvoyant: ClassVar[bool] = False
     foresight: ClassVar[int] = 0
-    rank_aware: ClassVar[bool] = False
     variants: ClassVar[tuple[str, ...]] = ()
     table_sizes: ClassVar[tuple[str, ...]] = ()
     hosts: ClassVar[bool] = False
-    dear: ClassVar[bool] = False
+    keeps_plan: ClassVar[bool] = False
     ignores: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, setting: Setting, parameters: Parameters) -> None:
