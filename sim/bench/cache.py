@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.bench.engines import CacheRow
+from sim.bench.speeds import CacheSpeed
 from sim.compiled.jit import entry
 from sim.compiled.machine import build
 from sim.compiled.serve import serve
@@ -24,7 +24,7 @@ from sim.workload import Workload
 HASHPOWER = 14
 
 
-def measure_caches(work: Workload, budget: int) -> list[CacheRow]:
+def measure_caches(work: Workload, budget: int) -> list[CacheSpeed]:
     """Best of three each; reading the accesses counts, preparing them does not.
 
     Raises RuntimeError if two caches disagree about the misses.
@@ -36,7 +36,7 @@ def measure_caches(work: Workload, budget: int) -> list[CacheRow]:
         _best("bare loop (the limit)", ids, slots, _bare(ids, slots)),
     ]
     if find_spec("libcachesim") is None:
-        rows.append(CacheRow("libCacheSim, native LRU (not installed)", len(ids), slots))
+        rows.append(CacheSpeed("libCacheSim, native LRU (not installed)", len(ids), slots))
     else:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "accesses.oracleGeneral"
@@ -47,7 +47,7 @@ def measure_caches(work: Workload, budget: int) -> list[CacheRow]:
     return rows
 
 
-def _best(what: str, ids: np.ndarray, slots: int, prepare: Callable[[], Callable[[], float]]) -> CacheRow:
+def _best(what: str, ids: np.ndarray, slots: int, prepare: Callable[[], Callable[[], float]]) -> CacheSpeed:
     """``prepare`` makes a run that returns the share of misses."""
     prepare()()  # compile, warm up
     best, missed = float("inf"), 0.0
@@ -56,7 +56,7 @@ def _best(what: str, ids: np.ndarray, slots: int, prepare: Callable[[], Callable
         begin = time.perf_counter()
         missed = run()
         best = min(best, time.perf_counter() - begin)
-    return CacheRow(what, len(ids), slots, missed, len(ids) / best)
+    return CacheSpeed(what, len(ids), slots, missed, len(ids) / best)
 
 
 def _ours(work: Workload, budget: int) -> Callable[[], Callable[[], float]]:

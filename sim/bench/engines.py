@@ -8,24 +8,24 @@ Routes, costs and plans are made beforehand and code is compiled beforehand; a r
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
 from simpy import Environment, Event, Resource
 
 from ground.errors import InputError
-from sim.compiled import available, run_compiled
+from sim.bench.speeds import CacheSpeed, EngineSpeed
+from sim.compiled.availability import available
+from sim.compiled.engine import run_compiled
 from sim.log import MISS
 from sim.machine.hardware import Hardware
-from sim.model.spec import load_model
 from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.run.simpy_engine import Run
 from sim.workload import Workload, batched, workload
+from traces.models.known import model_spec
 from traces.trace import DECODE, Trace
 
 T = TypeVar("T")
@@ -51,34 +51,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement: decode tokens a second of an engine, and of what it is compared with where that was run."""
-
-    engine: str
-    policy: str
-    model: str
-    tokens: int
-    slots: int
-    miss_ratio: float
-    tokens_per_s: float
-    beside: str = ""
-    beside_tokens_per_s: float | None = None
-    ratio: float | None = None
-
-
-@dataclass(frozen=True)
-class CacheRow:
-    """Accesses a second of one cache and the share that missed; None where it is not installed."""
-
-    what: str
-    accesses: int
-    slots: int
-    miss_ratio: float | None = None
-    accesses_per_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Stage:
+class PreparedCase:
     """A case with everything made that comes before a run."""
 
     case: Case
@@ -92,10 +65,12 @@ class Stage:
         """How many experts fit."""
         return self.budget // max(self.work.expert_bytes)
 
-    def row(self, engine: str, seconds: float, missed: np.ndarray, beside: str = "", other: float | None = None) -> Row:
+    def row(
+        self, engine: str, seconds: float, missed: np.ndarray, beside: str = "", other: float | None = None
+    ) -> EngineSpeed:
         """A measurement here; ``other`` is tokens a second of ``beside``."""
         speed = self.tokens / seconds
-        return Row(
+        return EngineSpeed(
             engine,
             self.case.policy,
             self.case.model,
@@ -111,7 +86,7 @@ class Stage:
 
 def synthetic_trace(tokens: int, model: str = "mixtral-8x7b", seed: int = 0) -> Trace:
     """One decode sequence whose routes drift like a topic's: Zipf popularity, an autoregressive topic, Gumbel noise."""
-    spec = load_model(model)
+    spec = model_spec(model)
     rng = np.random.default_rng(seed)
     shape = (spec.routed_layers, spec.experts)
     base = np.log(1.0 / (1 + rng.permuted(np.tile(np.arange(spec.experts), (shape[0], 1)), axis=1)))
@@ -169,7 +144,7 @@ def bare_loop(work: Workload, missed: np.ndarray) -> int:
     return int(env.now)
 
 
-def run_bench(tokens: int, long: int) -> tuple[list[Row], list[CacheRow]]:
+def run_bench(tokens: int, long: int) -> tuple[list[EngineSpeed], list[CacheSpeed]]:
     """Measure, the best of three runs each: SimPy on traces of ``tokens`` decode tokens, compiled on ``long``.
 
     Models with more experts get a quarter of the tokens. Without numba the compiled engine and the caches are left out.
@@ -181,34 +156,34 @@ def run_bench(tokens: int, long: int) -> tuple[list[Row], list[CacheRow]]:
     rows = []
     simpy: dict[Case, float] = {}
     for case in CASES:
-        stage = prepare(case, tokens)
-        rows.append(_measure_simpy(stage, bare=case.policy == "lru" and case.model == "mixtral-8x7b"))
+        prepared = prepare(case, tokens)
+        rows.append(_measure_simpy(prepared, bare=case.policy == "lru" and case.model == "mixtral-8x7b"))
         simpy[case] = rows[-1].tokens_per_s
     rows.append(_measure_simpy(prepare(Case("lru", 0.25), 4 * tokens), bare=False))
     if not available():
         return rows, []
     from sim.bench.cache import measure_caches
 
-    caches: list[CacheRow] = []
+    caches: list[CacheSpeed] = []
     for case in CASES:
-        stage = prepare(case, long)
-        run_compiled(stage.work, stage.plan, stage.budget)
-        seconds, log = _best(partial(run_compiled, stage.work, stage.plan, stage.budget))
-        rows.append(stage.row("compiled", seconds, log.found == MISS, "simpy", simpy[case]))
+        prepared = prepare(case, long)
+        run_compiled(prepared.work, prepared.plan, prepared.budget)
+        seconds, log = _best(partial(run_compiled, prepared.work, prepared.plan, prepared.budget))
+        rows.append(prepared.row("compiled", seconds, log.found == MISS, "simpy", simpy[case]))
         if case in (Case("lru", 0.25), Case("lru", 0.5)):
-            caches += measure_caches(stage.work, stage.budget)
+            caches += measure_caches(prepared.work, prepared.budget)
     return rows, caches
 
 
-def prepare(case: Case, tokens: int) -> Stage:
-    """Set the stage for a synthetic trace of ``tokens`` decode tokens."""
-    spec = load_model(case.model)
+def prepare(case: Case, tokens: int) -> PreparedCase:
+    """Make what a run of ``case`` needs, for a synthetic trace of ``tokens`` decode tokens."""
+    spec = model_spec(case.model)
     tokens = tokens if spec.experts <= 8 else tokens // 4
     trace = synthetic_trace(tokens, case.model)
     work = workload(trace, spec, Hardware.load("l40"), batched(trace, 1))
     budget = int(spec.all_expert_bytes * case.share)
     made = make_policy(case.policy, Setting(spec, budget, ()))
-    return Stage(case, tokens, work, made.plan(made.view(trace, work)), budget)
+    return PreparedCase(case, tokens, work, made.plan(made.view(trace, work)), budget)
 
 
 def _best(run: Callable[[], T]) -> tuple[float, T]:
@@ -221,52 +196,10 @@ def _best(run: Callable[[], T]) -> tuple[float, T]:
     return best, result
 
 
-def _measure_simpy(stage: Stage, bare: bool) -> Row:
-    seconds, log = _best(lambda: Run(stage.work, stage.plan, stage.budget).log())
+def _measure_simpy(prepared: PreparedCase, bare: bool) -> EngineSpeed:
+    seconds, log = _best(lambda: Run(prepared.work, prepared.plan, prepared.budget).log())
     missed = log.found == MISS
     if not bare:
-        return stage.row("simpy", seconds, missed)
-    beside, _ = _best(lambda: bare_loop(stage.work, missed))
-    return stage.row("simpy", seconds, missed, "bare loop", stage.tokens / beside)
-
-
-def bench_view(rows: list[Row], caches: list[CacheRow]) -> Group:
-    """The measurements as tables."""
-    speeds = _table("engine speed (decode tokens simulated a second)", "engine", "policy", "model", "tokens", "slots",
-                    "misses", "tokens/s", "beside", "its tokens/s", "ratio")  # fmt: skip
-    for row in rows:
-        speeds.add_row(
-            row.engine,
-            row.policy,
-            row.model,
-            f"{row.tokens:,}",
-            f"{row.slots:,}",
-            f"{100 * row.miss_ratio:.1f}%",
-            f"{row.tokens_per_s:,.0f}",
-            row.beside,
-            f"{row.beside_tokens_per_s:,.0f}" if row.beside_tokens_per_s else "",
-            f"{row.ratio:,.2f}" if row.ratio else "",
-        )
-    alone = _table("the cache alone under LRU", "cache", "accesses", "slots", "misses", "accesses/s")
-    for cache in caches:
-        alone.add_row(
-            cache.what,
-            f"{cache.accesses:,}",
-            f"{cache.slots:,}",
-            "" if cache.miss_ratio is None else f"{100 * cache.miss_ratio:.1f}%",
-            "" if cache.accesses_per_s is None else f"{cache.accesses_per_s:,.0f}",
-        )
-    return Group(speeds, alone if caches else "the compiled engine and the caches need numba: left out")
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    words = ("engine", "policy", "model", "beside", "cache")
-    for name in columns:
-        table.add_column(name, justify="left" if name in words else "right")
-    return table
-
-
-def bench_json(rows: list[Row], caches: list[CacheRow]) -> dict[str, list[dict[str, object]]]:
-    """The measurements as data."""
-    return {"engines": [asdict(row) for row in rows], "caches": [asdict(row) for row in caches]}
+        return prepared.row("simpy", seconds, missed)
+    beside, _ = _best(lambda: bare_loop(prepared.work, missed))
+    return prepared.row("simpy", seconds, missed, "bare loop", prepared.tokens / beside)
