@@ -12,8 +12,9 @@ from realrun.calibrate.copies import Traffic
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import rest
 from realrun.calibrate.timing import Timing, bursts
-from realrun.device.devices import Device, open_device
+from realrun.device.devices import Device
 from realrun.device.host_store import HostStore
+from realrun.device.open_device import open_device
 from realrun.device.torch_device import the_torch
 from realrun.engine.experts import Rows, expert_size
 from realrun.engine.host_experts import HostedExperts

@@ -11,7 +11,7 @@ from functools import partial
 from realrun.calibrate.loop_overheads import shrunk
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.timing import Timing, Work
-from realrun.device.devices import open_device
+from realrun.device.open_device import open_device
 from realrun.engine.layers import Layers, Step
 from realrun.engine.loop import undisturbed
 from traces.models.spec import ModelSpec

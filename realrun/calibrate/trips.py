@@ -15,7 +15,8 @@ from typing import Any
 from realrun.calibrate.copies import Traffic
 from realrun.calibrate.machine import L2_BYTES, Machine
 from realrun.calibrate.timing import Key, Timing, bursts
-from realrun.device.devices import Device, Event, open_device
+from realrun.device.devices import Device, Event
+from realrun.device.open_device import open_device
 from realrun.engine.loop import undisturbed
 from realrun.engine.predicting import Predictions
 from sim.machine.hardware import Hardware

@@ -11,9 +11,9 @@ its version, which travels with it where a run checks what it computes with.
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ground.errors import InputError
 from ground.text import amount
@@ -100,7 +100,7 @@ class HostStore:
         Raises InputError, which ends with ``remedy``, where that does not hold them.
         """
         each = [min(pool // self.size, self.experts) for pool in slots.capacity]
-        count = sum(each) + len(slots.own)
+        count = sum(each) + len(slots.reserved)
         if self.device.torch_device.type == "cpu" and count * self.size > held:
             free = self.device.free_bytes()
             have = None if free is None else free + held
@@ -189,18 +189,3 @@ def _random(device: Device, size: int, scale: float, seed: int) -> Fill:
         return checksum(data)
 
     return fill
-
-
-def of_arrays(arrays: Sequence[Sequence["Tensor"]]) -> tuple[int, Fill]:
-    """Bytes of one expert and what writes expert ``n``: its tensors ``arrays[n]`` one after another."""
-    torch = the_torch()
-
-    def flat(tensor: "Tensor") -> Any:
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-    size = sum(tensor.numel() * tensor.element_size() for tensor in arrays[0])
-
-    def fill(number: int, target: "Tensor") -> None:  # no checksum: it is taken from what was written
-        target.copy_(torch.cat([flat(tensor) for tensor in arrays[number]]))
-
-    return size, fill

@@ -15,9 +15,6 @@ from realrun.device.slots import DeviceCache
 from realrun.device.torch_device import the_torch
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from torch import Tensor
 
 _KINDS = (
