@@ -1,6 +1,7 @@
 """What one batch of prompts gives: rows of a trace in order, and the states they were taken with."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from traces.capture.decoding import Decoding, Pass, Prompt, passes
-from traces.capture.hooks import Recorder
+from traces.capture.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,13 @@ class Rows:
     """Trace arrays of a batch, ``sequence`` counted within it, and whole states (H numbers each).
 
     ``states`` (n, L+1, H) belong to the decode rows, ``prefill_states`` (n, H) to the prefill rows at
-    :func:`prefill_level`; ``ties`` counts choices that hung on two equal scores.
+    :func:`prefill_level`; ``odd`` counts what `ODD_ROUTES` notes.
     """
 
     arrays: dict[str, np.ndarray]
     states: np.ndarray
     prefill_states: np.ndarray
-    ties: int
+    odd: Counter[str]
 
 
 class Spool:
@@ -80,14 +81,14 @@ class _Gathered:
         self._arrays: dict[str, list[np.ndarray]] = {}
         self._states: list[np.ndarray] = []
         self._prefill_states: list[np.ndarray] = []
-        self._ties = 0
+        self._odd: Counter[str] = Counter()
 
     def add(self, one: Pass) -> None:
         """Take what the recorder holds of a pass."""
         import torch
 
         rows = self._recorder.take(one.valid, one.position, self._level if one.prefill else None)
-        self._ties += rows.ties
+        self._odd += rows.odd
         sequence = torch.arange(len(one.valid), device=one.valid.device).unsqueeze(1).expand_as(one.valid)
         found = {
             "experts": rows.experts, "gates": rows.gates, "probs": rows.probs, "lookahead": rows.lookahead,
@@ -109,7 +110,7 @@ class _Gathered:
             {name: array[order] for name, array in arrays.items()},
             _reordered(np.concatenate(self._states) if self._states else none, decode, order),
             _reordered(np.concatenate(self._prefill_states), ~decode, order),
-            self._ties,
+            self._odd,
         )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from ground.foreign_code import DEBUG, running
+from ground.foreign_code import DEBUG, errors_name
 from ground.text import first_words
-from traces.capture.hooks import Recorder
-from traces.model_shapes import KNOWN
+from traces.arrays import shown
+from traces.models.known import builtin_decoder
 
 RECORD_FILE = "training.json"
 BASIS_FILE = "embedding_basis.npz"
@@ -67,7 +68,7 @@ def skeleton(folder: Path) -> Any:
     """
     import torch
 
-    with running(str(folder), "not a model that can be captured", "free some"), torch.device("meta"):
+    with errors_name(str(folder), "not a model that can be captured", "free some"), torch.device("meta"):
         kind, config = _architecture(folder)
         return kind.from_config(config).eval()
 
@@ -76,7 +77,7 @@ def load_tokenizer(folder: Path) -> Any:
     """A checkpoint's tokenizer. Raises InputError if there is none that transformers can read."""
     from transformers import AutoTokenizer
 
-    with running(str(folder), "no tokenizer that can be read", "free some"):
+    with errors_name(str(folder), "no tokenizer that can be read", "free some"):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -106,7 +107,7 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
     options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
     if device == "spread":
         options["device_map"] = "auto"
-    with running(str(folder), "not a model that can be captured", "--device spread may help"), _quietly():
+    with errors_name(str(folder), "not a model that can be captured", "--device spread may help"), _quietly():
         kind, config = _architecture(folder)
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
@@ -117,7 +118,7 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
     if device != "spread":
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        with running(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
+        with errors_name(str(folder), f"cannot be moved to device {device!r}", "--device spread may help"):
             model.to(torch.device(device))
     return model.eval()
 
@@ -168,36 +169,29 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     return ends
 
 
-def provenance(
-    folder: Path, name: str, recorder: Recorder, arrays: Mapping[str, np.ndarray], seed: int
-) -> dict[str, Any]:
-    """What a trace's meta says of the model, the software and the hardware it was captured with."""
+def provenance(folder: Path, name: str, model: Any, seed: int) -> dict[str, Any]:
+    """What a trace's meta says of the model, the software and the hardware it was captured with.
+
+    ``model`` still lacks what its routes tell, see :func:`named_by_shape`. Raises InputError for a record of training
+    that cannot be read.
+    """
     import torch
     import transformers
 
-    model: Any = recorder.model
-    record = folder / RECORD_FILE
-    trained = json.loads(record.read_text("utf-8")) if record.is_file() else {}
-    first = recorder.layers[0]
+    trained = _training_record(folder)
     captured: dict[str, Any] = {
-        "what": trained.get("what") or f"{type(model).__name__} from the checkpoint {name}",
+        "what": trained.get("what") or f"{type(model).__name__} from the checkpoint {in_words(name)}",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "precision": str(model.dtype).removeprefix("torch."),
         "experts_implementation": getattr(model.config, "_experts_implementation", None),
         "checkpoint_sha256": checkpoint_sha256(folder),
         "seed": seed,
-        "router": first.family.facts(first.router),
     }
-    shape = {"experts": int(arrays["probs"].shape[2]), "top_k": int(arrays["experts"].shape[2])}
     if trained:
-        captured["topology"] = trained["topology"]
-        captured["trained"] = trained["training"]
-        model_meta = {"name": trained["topology"]["name"], **shape}
+        captured |= {"topology": trained["topology"], "trained": trained["training"]}
+        model_meta = {"name": trained["topology"]["name"]}
     else:
-        own = _own_name(name, model, shape, len(recorder.layers))
-        model_meta = {"name": own, **shape, "config": _config(model, folder)}
-    if recorder.part:
-        model_meta["part"] = recorder.part
+        model_meta = {"name": in_words(name), "config": _config(model, folder)}
     hardware = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     return {
         "schema": 1,
@@ -211,12 +205,30 @@ def provenance(
     }  # fmt: skip
 
 
-def _own_name(name: str, model: Any, shape: Mapping[str, int], layers: int) -> str:
-    """The checkpoint's name, unless it is that of a known model of another shape, whose sizes it must not get."""
-    known = KNOWN.get(name.lower())
-    if known is None or (len(known.routed), known.experts, known.top_k) == (layers, shape["experts"], shape["top_k"]):
-        return name
-    return f"{name} ({model.config.model_type} of another size)"
+def _training_record(folder: Path) -> dict[str, Any]:
+    """The record that ``python -m traces train`` left beside a checkpoint; empty where there is none."""
+    path = folder / RECORD_FILE
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found["topology"]["name"], str) and isinstance(found["training"], dict):
+            return dict(in_words(found))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise InputError(f"{path}: no record of training; expected JSON with topology.name and training, or no such file")
+
+
+def named_by_shape(model: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A meta's ``model`` with its experts and top_k, of ``layers`` routed layers.
+
+    It has the checkpoint's name, unless that is a known model's of another shape, whose sizes it must not get.
+    """
+    known = builtin_decoder(model["name"])
+    shape = layers, model["experts"], model["top_k"]
+    if "config" not in model or known is None or (known.routed_layers, known.experts, known.top_k) == shape:
+        return model
+    return model | {"name": f"{model['name']} ({model['config'].get('model_type')} of another size)"}
 
 
 def _config(model: Any, folder: Path) -> dict[str, Any]:
@@ -224,15 +236,26 @@ def _config(model: Any, folder: Path) -> dict[str, Any]:
 
     What it says of quantisation is that of the file, whose bytes an expert costs, even if experts ran unpacked.
     """
-    plain = json.loads(json.dumps(model.config.to_dict(), default=str))
+    plain = in_words(model.config.to_dict())
     stored = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config")
     if stored:
-        plain["quantization_config"] = stored
+        plain["quantization_config"] = in_words(stored)
     for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
         for key in ("dtype", "torch_dtype"):
             if isinstance(part.get(key), str):
                 part[key] = part[key].removeprefix("torch.")
     return dict(plain)
+
+
+def in_words(value: Any) -> Any:
+    """``value`` as strict JSON holds it: odd floats, bytes that are no UTF-8 and objects of any class as text."""
+    if isinstance(value, dict):
+        return {str(in_words(key)): in_words(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_words(inner) for inner in value]
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return shown(str(value)).encode("utf-8", "backslashreplace").decode()
 
 
 def checkpoint_sha256(folder: Path) -> str:

@@ -81,7 +81,7 @@ _BANKING_QUERY = re.compile(
 
 
 @dataclass(frozen=True)
-class Row:
+class TextRow:
     """One prompt and its response, in the form that a model reads them, with where they come from.
 
     ``messages`` (role, content) is a conversation up to the turn that is answered; ``prompt`` is then its text.
@@ -108,9 +108,9 @@ class DomainText:
     """
 
     domain: str
-    train: list[Row]
-    profile: list[Row]
-    eval: list[Row]
+    train: list[TextRow]
+    profile: list[TextRow]
+    eval: list[TextRow]
     about: str = ""
 
 
@@ -124,7 +124,7 @@ def read_domain(folder: str | Path, domain: str, seed: int = 0) -> DomainText:
 
     Raises InputError for an unknown domain, a file that is absent or broken, or a domain without allowed rows.
     """
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[TextRow]] = {}
     for row in _read_rows(Path(folder), domain):
         groups.setdefault(normalised(row.prompt), []).append(row)
     if len(groups) < 3:
@@ -146,7 +146,7 @@ def read_domain(folder: str | Path, domain: str, seed: int = 0) -> DomainText:
     )
 
 
-def documents(rows: Iterable[Row], turns: int = 1) -> Iterator[str]:
+def documents(rows: Iterable[TextRow], turns: int = 1) -> Iterator[str]:
     """Texts for training: ``turns`` rows in a row make one text."""
     waiting: list[str] = []
     for row in rows:
@@ -163,7 +163,7 @@ def normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _suits_capture(group: list[Row]) -> bool:
+def _suits_capture(group: list[TextRow]) -> bool:
     """Whether a group of rows with one prompt makes a good captured sequence."""
     first = group[0]
     response = len(first.response) * TURNS.get(first.domain, 1)
@@ -174,7 +174,7 @@ def _suits_capture(group: list[Row]) -> bool:
     )
 
 
-def _read_rows(folder: Path, domain: str) -> Iterator[Row]:
+def _read_rows(folder: Path, domain: str) -> Iterator[TextRow]:
     """The allowed English rows of ``domain`` in file order."""
     sources = [source for source in SOURCES if source.domain == domain]
     if not sources:
@@ -187,7 +187,7 @@ def _read_rows(folder: Path, domain: str) -> Iterator[Row]:
                 source = next((source for source in sources if row["source"].startswith(source.prefix)), None)
                 if source and _is_english(row["prompt"] + row["response"]):
                     prompt, response = _form(domain, row["prompt"], row["response"])
-                    yield Row(domain, row["source"], source.licence, prompt, response)
+                    yield TextRow(domain, row["source"], source.licence, prompt, response)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a corpora folder holds <domain>.jsonl.xz files") from None
     except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:

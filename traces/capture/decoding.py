@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ground.errors import InputError
-from ground.foreign_code import running
+from ground.foreign_code import errors_name
+from traces.capture.positions import LengthTables, cache_name
 
 if TYPE_CHECKING:
     import torch
 
 MODES = ("sampled", "greedy", "teacher-forced")
+
+# What a checkpoint may have been trained with, and what the code here relies on. Outputs of training cost memory, and
+# router losses fail on the masks of decoding.
+_PLAIN_OUTPUTS = {
+    "output_router_logits": False, "output_attentions": False, "output_hidden_states": False, "return_dict": True,
+    "torchscript": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Prompt:
 class Pass:
     """One forward pass of a batch: token ids (B, N), the rows that count (B, N), and each one's position.
 
-    ``part`` is "encoder" or "decoder" of a model that has both.
+    A pass that is no ``prefill`` has a row a sequence that counts. ``part`` is "encoder" or "decoder" of a model that
+    has both.
     """
 
     ids: "torch.Tensor"
@@ -77,27 +86,69 @@ def passes(
 
     Of an encoder-decoder model the encoder's pass over the prompts comes first; then the decoder starts with one token
     a sequence, which is its prefill, and goes on one token a step.
+
+    Where rotary frequencies depend on length, each sequence routes and goes on as transformers' ``generate`` has it go
+    on alone: a batch of several may not pass `LengthTables.limit`, and a sequence that does may be prefilled again, in
+    a pass of which the last row alone counts. Outputs of training (losses, router logits) are switched off.
+
+    Raises InputError for a token that the model does not embed, for such a batch, and for what the model raises.
     """
-    part = ""
+    embedded = len(model.get_input_embeddings().weight)
+    _refuse_unknown_tokens(model, prompts, embedded)
+    pad = pad if pad < embedded else 0  # padding counts nowhere
+    _switch_off_training_outputs(model)
     if getattr(model.config, "is_encoder_decoder", False):
-        # Padding on the right: tokens claim room in an expert in order, and padding must come after those that count.
-        ids, valid = _padded(prompts, pad, model.device, left=False)
-        with _forward(model):
-            encoded = model.get_encoder()(input_ids=ids, attention_mask=valid.long())
-        yield Pass(ids, valid, _positions(valid), True, "encoder")
-        part, run = "decoder", _decoder_of(model, encoded, valid)
-        start = next(i for i in (model.config.decoder_start_token_id, pad) if i is not None)
-        prompts = [Prompt([start], prompt.response, prompt.number) for prompt in prompts]
-    else:
-        run = _decoder_only(model)
+        yield from _encoded_passes(model, prompts, new_tokens, decoding, pad, eos)
+        return
+    tables = LengthTables(model)
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if len(prompts) > 1 and tables.limit is not None and longest + new_tokens - 1 > tables.limit:
+        raise InputError(f"a batch of sequences over {tables.limit} tokens, where positions depend on length: run alone")
+    tables.begin()
+    run = _DecoderOnly(model, tables)
     ids, valid = _padded(prompts, pad, model.device, left=True)
     position = _positions(valid)
     while chunk and len(prompts) == 1 and ids.shape[1] > chunk:
-        piece = Pass(ids[:, :chunk], valid[:, :chunk], position[:, :chunk], True, part)
-        run(piece)
+        piece = Pass(ids[:, :chunk], valid[:, :chunk], position[:, :chunk], True)
+        with tables.as_long_as(longest):
+            run(piece)
         yield piece
         ids, valid, position = ids[:, chunk:], valid[:, chunk:], position[:, chunk:]
-    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, Pass(ids, valid, position, True, part))
+    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, Pass(ids, valid, position, True))
+
+
+def _encoded_passes(
+    model: Any, prompts: list[Prompt], new_tokens: int, decoding: Decoding, pad: int, eos: set[int]
+) -> Iterator[Pass]:
+    """The passes of an encoder-decoder model."""
+    # Padding on the right: tokens claim room in an expert in order, and padding must come after those that count.
+    ids, valid = _padded(prompts, pad, model.device, left=False)
+    with _forward(model):
+        encoded = model.get_encoder()(input_ids=ids, attention_mask=valid.long())
+    yield Pass(ids, valid, _positions(valid), True, "encoder")
+    start = next(i for i in (model.config.decoder_start_token_id, pad) if i is not None)
+    run = _decoder_of(model, encoded, valid)
+    prompts = [Prompt([start], prompt.response, prompt.number) for prompt in prompts]
+    ids, valid = _padded(prompts, pad, model.device, left=True)
+    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, Pass(ids, valid, _positions(valid), True, "decoder"))
+
+
+def _refuse_unknown_tokens(model: Any, prompts: list[Prompt], embedded: int) -> None:
+    """Raise InputError for a token id beyond the ``embedded`` ones of the model."""
+    largest = max(max((*prompt.ids, *prompt.response), default=0) for prompt in prompts)
+    if largest >= embedded:
+        raise InputError(
+            f"{type(model).__name__}: the tokenizer gives token {largest}, and the model embeds tokens 0 to "
+            f"{embedded - 1}; expected the tokenizer of this very model"
+        )
+
+
+def _switch_off_training_outputs(model: Any) -> None:
+    """Have forward passes give what decoding needs, whatever a checkpoint's configuration asks for."""
+    for module in model.modules():
+        for name, value in _PLAIN_OUTPUTS.items() if hasattr(module, "config") else ():
+            if getattr(module.config, name, value) != value:
+                setattr(module.config, name, value)
 
 
 def _steps(
@@ -106,7 +157,7 @@ def _steps(
     decoding: Decoding,
     pad: int,
     eos: set[int],
-    run: "Callable[[Pass], torch.Tensor]",
+    run: "Callable[[Pass], tuple[torch.Tensor, Pass]]",
     one: Pass,
 ) -> Iterator[Pass]:
     """Run the pass ``one``, then choose and run token after token; see :func:`passes`."""
@@ -116,7 +167,7 @@ def _steps(
     draws = _draws(prompts, decoding.seed)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens):
-        logits = run(one)
+        logits, one = run(one)
         yield one
         chosen = _choose(logits[:, -1].float(), prompts, step, decoding, next(draws))
         ended = torch.tensor([int(token) in eos for token in chosen.tolist()], device=device)
@@ -179,39 +230,51 @@ def _positions(valid: "torch.Tensor") -> "torch.Tensor":
     return (valid.cumsum(1) - 1).clamp(min=0)
 
 
-def _decoder_only(model: Any) -> "Callable[[Pass], torch.Tensor]":
-    """Runs passes of a decoder-only model one after another; gives logits (B, any, V), the last column those needed."""
-    import torch
+class _DecoderOnly:
+    """Runs passes of a decoder-only model one after another, with the KV cache that the model makes itself.
 
-    cache_name, cache = new_cache(model)
-    # Logits of a whole prompt over a large vocabulary would dwarf everything else in memory.
-    named = inspect.signature(model.forward).parameters
-    options = {cache_name: cache} | ({"logits_to_keep": 1} if "logits_to_keep" in named else {})
-    mask: list[torch.Tensor] = []
+    A call gives logits (B, any, V), the last column those needed, and the pass as it was run.
+    """
 
-    def run(one: Pass) -> "torch.Tensor":
+    def __init__(self, model: Any, tables: LengthTables) -> None:
+        self._model, self._tables = model, tables
+        self._cache_name = cache_name(model)
+        # Logits of a whole prompt over a large vocabulary would dwarf everything else in memory.
+        named = inspect.signature(model.forward).parameters
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in named else {}
+        self._ids: list[torch.Tensor] = []
+        self._mask: list[torch.Tensor] = []
+
+    def __call__(self, one: Pass) -> "tuple[torch.Tensor, Pass]":
+        import torch
+
+        self._ids.append(one.ids)
         # A sequence that has ended goes on attending: its rows do not count, and a row of no attention would be NaN.
-        mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
-        whole = torch.cat(mask, dim=1).long()
-        with _forward(model):
-            return model(
-                input_ids=one.ids, attention_mask=whole, position_ids=one.position, use_cache=True, **options
-            ).logits
+        self._mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
+        if not one.prefill and int(one.position.max()) == self._tables.limit and self._tables.starts_anew():
+            del self._options[self._cache_name]
+            ids = torch.cat(self._ids, dim=1)
+            places = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+            one = Pass(ids, places == places[:, -1:], places, False)
+        mask = torch.cat(self._mask, dim=1).long()
+        with _forward(self._model):
+            output = self._model(
+                input_ids=one.ids, attention_mask=mask, position_ids=one.position, use_cache=True, **self._options
+            )
+        self._options[self._cache_name] = output[self._cache_name]
+        return output.logits, one
 
-    return run
 
-
-def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[Pass], torch.Tensor]":
+def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[Pass], tuple[torch.Tensor, Pass]]":
     """Runs passes of an encoder-decoder model's decoder after its encoder."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    cache_name, _ = new_cache(model)
     cache = EncoderDecoderCache(DynamicCache(config=model.config.get_text_config(decoder=True)), DynamicCache())
-    options = {"encoder_outputs": encoded, "attention_mask": valid.long(), cache_name: cache}
+    options = {"encoder_outputs": encoded, "attention_mask": valid.long(), cache_name(model): cache}
 
-    def run(one: Pass) -> "torch.Tensor":
+    def run(one: Pass) -> "tuple[torch.Tensor, Pass]":
         with _forward(model):
-            return model(decoder_input_ids=one.ids, use_cache=True, **options).logits
+            return model(decoder_input_ids=one.ids, use_cache=True, **options).logits, one
 
     return run
 
@@ -219,15 +282,4 @@ def _decoder_of(model: Any, encoded: Any, valid: "torch.Tensor") -> "Callable[[P
 def _forward(model: Any) -> AbstractContextManager[None]:
     """Around a forward pass: what the model (or an adapter that reads its routers) raises is one line."""
     remedy = "a smaller --batch or --chunk or --device spread may help"
-    return running(type(model).__name__, "its forward pass failed", remedy)
-
-
-def new_cache(model: Any) -> tuple[str, Any]:
-    """An empty KV cache and the name that this model's forward gives it (transformers renamed it in 5.2x)."""
-    from transformers import DynamicCache
-
-    names = inspect.signature(model.forward).parameters
-    name = next((name for name in ("cache", "past_key_values") if name in names), None)
-    if name is None:
-        raise InputError(f"{type(model).__name__} takes no KV cache; a model that generates text is needed")
-    return name, DynamicCache(config=model.config)
+    return errors_name(type(model).__name__, "its forward pass failed", remedy)

@@ -1,5 +1,6 @@
 """Run the text of one domain through a model batch by batch, until there is enough of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,10 +11,11 @@ from ground.errors import InputError
 from ground.progress import Watch
 from traces.capture.batches import Rows, Spool, run_batch
 from traces.capture.checkpoint import end_tokens
-from traces.capture.corpora import DomainText, Row
+from traces.capture.corpora import DomainText, TextRow
 from traces.capture.decoding import Decoding
-from traces.capture.hooks import Recorder
+from traces.capture.positions import LengthTables
 from traces.capture.prompts import Batches
+from traces.capture.recorder import Recorder
 from traces.statistics.embedding_price import Keyed
 
 _STEPS = {"profile": "profile", "eval": "evaluation"}
@@ -69,7 +71,7 @@ class Captured:
     states: np.ndarray = field(default_factory=lambda: np.empty(0))
     prefill_states: np.ndarray = field(default_factory=lambda: np.empty(0))
     sources: dict[str, str] = field(default_factory=dict)
-    ties: int = 0
+    odd: Counter[str] = field(default_factory=Counter)
     samples: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -93,7 +95,7 @@ class Captured:
 
 
 @dataclass
-class _Part:
+class _PartRows:
     """One part of a model while a domain is captured: what is known so far, and where its states go."""
 
     result: Captured
@@ -109,7 +111,7 @@ class _Part:
         arrays = {name: array[inside] for name, array in rows.arrays.items()}
         arrays["sequence"] = arrays["sequence"] + np.int32(len(self.result.sequence_id))
         self.arrays.append(arrays)
-        self.result.ties += rows.ties
+        self.result.odd += rows.odd
         return int((arrays["phase"] == 1).sum())
 
     def finished(self) -> Captured:
@@ -142,7 +144,7 @@ class Recording:
         parts = {}
         for part, recorder in self.recorders.items():
             result = Captured(text.domain, text.about, [routed.layer for routed in recorder.layers])
-            parts[part] = _Part(result, Spool(), Spool())
+            parts[part] = _PartRows(result, Spool(), Spool())
         with Watch(f"capture {text.domain}") as watch:
             for split in ("profile", "eval"):
                 rows = getattr(text, split)
@@ -150,15 +152,16 @@ class Recording:
                     self._split(rows, split, parts, watch)
         return {part: one.finished() for part, one in parts.items()}
 
-    def _split(self, rows: list[Row], split: str, parts: Mapping[str, _Part], watch: Watch) -> None:
+    def _split(self, rows: list[TextRow], split: str, parts: Mapping[str, _PartRows], watch: Watch) -> None:
         """Run rows of one split until they suffice."""
         amount, tokenizer = self.amount, self.tokenizer
         model: Any = self.recorders[self.main].model
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         eos, wanted = end_tokens(model, tokenizer), amount.tokens(split)
         batches = Batches(
-            rows, tokenizer, self.template, split, amount.prompt_tokens, amount.batch, amount.chunk, amount.new_tokens
-        )
+            rows, tokenizer, self.template, split, amount.prompt_tokens, amount.batch, amount.chunk, amount.new_tokens,
+            LengthTables(model).limit,
+        )  # fmt: skip
         decoded = sequences = 0
         for batch in batches:
             prompts = [prompt for _, prompt in batch]
@@ -183,7 +186,7 @@ class Recording:
             one.result.notes += note
 
 
-def _shortage(rows: list[Row], split: str, amount: Amount, left_out: int, decoded: int, sequences: int) -> list[str]:
+def _shortage(rows: list[TextRow], split: str, amount: Amount, left_out: int, decoded: int, sequences: int) -> list[str]:
     """What to note where a split gave less than was wanted; raises InputError if it gave nothing."""
     what = f"domain {rows[0].domain}"
     if not sequences:

@@ -1,14 +1,16 @@
 """The router families that are built in: what differs from the defaults of `Family`, keyed by the router's class.
 
-Read from the modelling code of transformers 5.17 and 5.24. Names on one line have the same ``forward``, to the letter.
+Read from the modelling code of transformers 5.17 and 5.24. A line here is all that a family needs to be captured;
+``traces.models.configs`` has what it needs to be simulated from its own configuration.
 """
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
-from traces.capture.routers import Family, linear
+from traces.capture.family import Family, linear
 
 if TYPE_CHECKING:
     import torch
@@ -34,28 +36,20 @@ def _sigmoid(router: Any, logits: "torch.Tensor") -> "torch.Tensor":
     return logits.sigmoid()
 
 
-def _within_groups(router: Any, scores: "torch.Tensor", best: "torch.Tensor") -> "torch.Tensor":
-    """Scores (N, E) with minus infinity outside the router's best groups, which are those of largest ``best`` (N, G).
-
-    Minus infinity, not 0: where corrections make all allowed scores negative, 0 would win.
-    """
-    kept = best.topk(router.topk_group, dim=-1).indices
-    outside = best.new_ones(best.shape).scatter(1, kept, 0).bool()
-    return scores.masked_fill(outside.repeat_interleave(scores.shape[-1] // best.shape[-1], dim=1), float("-inf"))
-
-
-def _deepseek_v2_choice(router: Any, logits: "torch.Tensor", probs: "torch.Tensor") -> "torch.Tensor":
+def _deepseek_v2_groups(router: Any, scores: "torch.Tensor") -> "torch.Tensor | None":
     """Groups by their best expert, where the model limits groups at all."""
     if router.topk_method != "group_limited_greedy":
-        return probs
-    return _within_groups(router, probs, probs.view(len(probs), router.num_group, -1).amax(dim=-1))
+        return None
+    return scores.view(len(scores), router.num_group, -1).amax(dim=-1)
 
 
-def _deepseek_v3_choice(router: Any, logits: "torch.Tensor", probs: "torch.Tensor") -> "torch.Tensor":
-    """Scores with the balancing correction; groups by the sum of their two best experts."""
-    corrected = probs + router.e_score_correction_bias
-    groups = corrected.view(len(probs), router.num_group, -1)
-    return _within_groups(router, corrected, groups.topk(2, dim=-1).values.sum(dim=-1))
+def _corrected(router: Any, logits: "torch.Tensor", probs: "torch.Tensor") -> "torch.Tensor":
+    return probs + router.e_score_correction_bias
+
+
+def _deepseek_v3_groups(router: Any, scores: "torch.Tensor") -> "torch.Tensor":
+    """Groups by the sum of their two best experts."""
+    return scores.view(len(scores), router.num_group, -1).topk(2, dim=-1).values.sum(dim=-1)
 
 
 def _switch_logits(router: Any, hidden: "torch.Tensor") -> "torch.Tensor":
@@ -88,47 +82,63 @@ def _switch_given(inputs: tuple[Any, ...]) -> "tuple[torch.Tensor, torch.Tensor]
     return ids, inputs[2].reshape(-1, 1).masked_fill(ids < 0, 0)
 
 
-_NORMALISED = Family()
-_BY_FLAG = Family(normalised=_norm_flag)
-_SOFTMAX_OF_CHOSEN = Family(choice=_by_logit, logits=linear)
-_PHI = Family(choice=_by_logit, normalised=lambda router: False)
-_DEEPSEEK_V2 = Family(logits=_in_float32, choice=_deepseek_v2_choice, normalised=lambda router: False)
-_DEEPSEEK_V3 = Family(
-    logits=_in_float32, probs=_sigmoid, choice=_deepseek_v3_choice, normalised=_norm_flag,
-    probabilities="sigmoid of each expert's logit, without the balancing correction; they do not sum to 1",
-)  # fmt: skip
-_SWITCH = Family(
-    read=_switch_read, logits=_switch_logits, given=_switch_given, choice=_by_logit, normalised=lambda router: False,
-    matrix="classifier.weight",
-)  # fmt: skip
+def _named(family: Family, **models: str) -> dict[str, Family]:
+    """A family for each router class of these, with what people call its models."""
+    return {router: replace(family, models=name) for router, name in models.items()}
+
 
 FAMILIES: dict[str, Family] = {
-    # Top K of a softmax, brought to a sum of 1.
-    **dict.fromkeys(("MixtralTopKRouter", "MiniMaxTopKRouter", "Qwen3VLMoeTextTopKRouter"), _NORMALISED),
-    **dict.fromkeys(("Qwen3_5MoeTopKRouter", "Qwen3OmniMoeTextTopKRouter"), _NORMALISED),
-    # The same, brought to a sum of 1 if the configuration says so.
-    **dict.fromkeys(("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "FlexOlmoTopKRouter"), _BY_FLAG),
-    **dict.fromkeys(("Qwen3NextTopKRouter", "Qwen3OmniMoeThinkerTextTopKRouter"), _BY_FLAG),
-    # Top K of the logits, then a softmax over those K.
-    "GptOssTopKRouter": _SOFTMAX_OF_CHOSEN,
-    **dict.fromkeys(("GraniteMoeTopKRouter", "GraniteMoeSharedTopKRouter"), _SOFTMAX_OF_CHOSEN),
-    "GraniteMoeHybridTopKRouter": _SOFTMAX_OF_CHOSEN,
-    # Each of the two experts is weighed by a softmax of its own, so two weights sum to nearly 2.
-    "PhimoeTopKRouter": _PHI,
-    # Unnormalised and scaled; DeepSeek-MoE-16B routes as DeepSeek-V2-Lite does.
-    "DeepseekV2TopkRouter": _DEEPSEEK_V2,
-    **dict.fromkeys(("DeepseekV3TopkRouter", "DeepseekV32TopkRouter", "Dots1TopkRouter"), _DEEPSEEK_V3),
-    **dict.fromkeys(("Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "Glm4vMoeTextTopkRouter"), _DEEPSEEK_V3),
-    **dict.fromkeys(("GlmMoeDsaTopkRouter", "ExaoneMoeTopkRouter", "SolarOpenTopkRouter"), _DEEPSEEK_V3),
-    "SwitchTransformersTop1Router": _SWITCH,
-}
-
-
-NAMES = (
-    "Mixtral", "MiniMax", "Qwen", "OLMoE", "FlexOlmo", "Phi", "gpt-oss", "Granite", "DeepSeek", "GLM", "dots.1",
-    "EXAONE", "Solar", "Switch",
-)  # fmt: skip
-"""What people call the models whose routers are known."""
+    **_named(
+        Family(about="softmax, the top K brought to a sum of 1"),
+        MixtralTopKRouter="Mixtral", MiniMaxTopKRouter="MiniMax", Qwen3VLMoeTextTopKRouter="Qwen3-VL-MoE",
+        Qwen3_5MoeTopKRouter="Qwen3.5-MoE",
+    ),
+    **_named(
+        Family(normalised=_norm_flag, about="softmax, the top K brought to a sum of 1 if the configuration says so"),
+        Qwen2MoeTopKRouter="Qwen2-MoE (Qwen1.5-MoE)", Qwen3MoeTopKRouter="Qwen3-MoE", Qwen3NextTopKRouter="Qwen3-Next",
+        Qwen3OmniMoeThinkerTextTopKRouter="Qwen3-Omni-MoE (thinker)", OlmoeTopKRouter="OLMoE",
+        FlexOlmoTopKRouter="FlexOlmo",
+    ),
+    **_named(
+        Family(choice=_by_logit, logits=linear, about="top K of the logits, then a softmax over those K"),
+        GptOssTopKRouter="gpt-oss", GraniteMoeTopKRouter="Granite-MoE", GraniteMoeSharedTopKRouter="Granite-MoE-shared",
+        GraniteMoeHybridTopKRouter="Granite-MoE-hybrid",
+    ),
+    **_named(
+        Family(
+            choice=_by_logit, normalised=lambda router: False,
+            about="sparse mixer, top 2, each weighed by a softmax of its own: two weights sum to nearly 2",
+        ),
+        PhimoeTopKRouter="Phi-3.5-MoE",
+    ),
+    # DeepSeek-MoE-16B routes as DeepSeek-V2-Lite does.
+    **_named(
+        Family(
+            logits=_in_float32, groups=_deepseek_v2_groups, normalised=lambda router: False,
+            about="softmax, the top K within the best groups, scaled",
+        ),
+        DeepseekV2TopkRouter="DeepSeek-V2",
+    ),
+    **_named(
+        Family(
+            logits=_in_float32, probs=_sigmoid, choice=_corrected, groups=_deepseek_v3_groups, normalised=_norm_flag,
+            probabilities="sigmoid of each expert's logit, without the balancing correction; they do not sum to 1",
+            about="sigmoid + correction, the top K within the best groups, normalised if the configuration says so, scaled",
+        ),
+        DeepseekV3TopkRouter="DeepSeek-V3", DeepseekV32TopkRouter="DeepSeek-V3.2", Glm4MoeTopkRouter="GLM-4-MoE",
+        Glm4MoeLiteTopkRouter="GLM-4-MoE-lite", Glm4vMoeTextTopkRouter="GLM-4V-MoE", GlmMoeDsaTopkRouter="GLM-MoE-DSA",
+        Dots1TopkRouter="dots.1", ExaoneMoeTopkRouter="EXAONE-MoE", SolarOpenTopkRouter="Solar",
+    ),
+    **_named(
+        Family(
+            read=_switch_read, logits=_switch_logits, given=_switch_given, choice=_by_logit,
+            normalised=lambda router: False, matrix="classifier.weight",
+            about="softmax, top 1 weighed by its probability, limited room an expert",
+        ),
+        SwitchTransformersTop1Router="Switch",
+    ),
+}  # fmt: skip
+"""Families by the class of their router. Routers of one entry have the same ``forward``, to the letter."""
 
 
 def read_families(path: str | Path) -> dict[str, Family]:

@@ -14,7 +14,7 @@ from ground.files import check_regular
 from ground.text import check_name
 from traces.arrays import shown
 from traces.assemble import split_in_order
-from traces.capture.corpora import DomainText, Row, normalised
+from traces.capture.corpora import DomainText, TextRow, normalised
 from traces.capture.decoding import Prompt
 
 TEMPLATES = ("plain", "chat")
@@ -34,27 +34,27 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     name = shown(path)
     check_regular(path)
     read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
-    domains: dict[str, list[Row]] = {}
+    domains: dict[str, list[TextRow]] = {}
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    row = read(f"{name}: line {number}", line, Path(name).stem, licence)
+                    row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))
                     check_name(row.domain, f"{name}: line {number}: domain")
                     domains.setdefault(row.domain, []).append(row)
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8 ({error})") from None
     if not domains:
         raise InputError(f"{name}: no prompt in it; expected one a line")
-    return [_split(domain, rows, f"prompts of {Path(path).name}") for domain, rows in domains.items()]
+    return [_split(domain, rows, f"prompts of {Path(name).name}") for domain, rows in domains.items()]
 
 
-def _text_row(where: str, line: str, domain: str, licence: str) -> Row:
-    return Row(domain, domain, licence, line.strip(), "")
+def _text_row(where: str, line: str, domain: str, licence: str) -> TextRow:
+    return TextRow(domain, domain, licence, line.strip(), "")
 
 
-def _json_row(where: str, line: str, domain: str, licence: str) -> Row:
-    """One line of JSON as a Row."""
+def _json_row(where: str, line: str, domain: str, licence: str) -> TextRow:
+    """One line of JSON as a TextRow."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -72,7 +72,7 @@ def _json_row(where: str, line: str, domain: str, licence: str) -> Row:
         messages, answer = _conversation(where, found["messages"])
         text["response"] = text["response"] or answer
         text["prompt"] = "\n".join(f"{role}: {content}" for role, content in messages)
-    return Row(text["domain"], text["source"], text["licence"], text["prompt"], text["response"], messages)
+    return TextRow(text["domain"], text["source"], text["licence"], text["prompt"], text["response"], messages)
 
 
 def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...], str]:
@@ -91,13 +91,13 @@ def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...
     return tuple(turns[: last + 1]), turns[last + 1][1] if len(turns) > last + 1 else ""
 
 
-def _split(domain: str, rows: list[Row], about: str) -> DomainText:
+def _split(domain: str, rows: list[TextRow], about: str) -> DomainText:
     """Rows of one domain on the two sides, in order."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[TextRow]] = {}
     for row in rows:
         groups.setdefault(normalised(row.prompt), []).append(row)
     sides = split_in_order(np.array([domain] * len(groups)))
-    both: dict[str, list[Row]] = {"profile": [], "eval": []}
+    both: dict[str, list[TextRow]] = {"profile": [], "eval": []}
     for side, group in zip(sides.tolist(), groups.values(), strict=True):
         both[side] += group
     return DomainText(domain, train=[], profile=both["profile"], eval=both["eval"], about=about)
@@ -108,10 +108,11 @@ class Batches:
     """Batches of a split's prompts in order, left out where a prompt has more than ``longest`` tokens or none.
 
     A batch has at most ``batch`` prompts, and at most ``chunk`` rows once padded, in prefill and in all decode steps
-    together; a prompt longer than ``chunk`` is alone in its batch. ``left_out`` counts while iterating.
+    together; a prompt longer than ``chunk`` is alone in its batch, and so is one that may grow beyond ``together``
+    tokens (None: any may share one). ``left_out`` counts while iterating.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TextRow]
     tokenizer: Any
     template: str
     split: str
@@ -119,21 +120,23 @@ class Batches:
     batch: int
     chunk: int
     new_tokens: int
+    together: int | None = None
     left_out: int = 0
 
-    def __iter__(self) -> Iterator[list[tuple[Row, Prompt]]]:
-        batch: list[tuple[Row, Prompt]] = []
-        width = self.new_tokens
+    def __iter__(self) -> Iterator[list[tuple[TextRow, Prompt]]]:
+        batch: list[tuple[TextRow, Prompt]] = []
+        width, alone = self.new_tokens, False
         for number, row in enumerate(self.rows):
             ids = prompt_ids(row, self.tokenizer, self.template)
             if not 0 < len(ids) <= self.longest:
                 self.left_out += 1
                 continue
             wider = max(width, len(ids))
-            if batch and (len(batch) == self.batch or wider * (len(batch) + 1) > self.chunk):
+            long = self.together is not None and len(ids) + self.new_tokens - 1 > self.together
+            if batch and (long or alone or len(batch) == self.batch or wider * (len(batch) + 1) > self.chunk):
                 yield batch
                 batch, wider = [], max(self.new_tokens, len(ids))
-            width = wider
+            width, alone = wider, long
             response = self.tokenizer(row.response, add_special_tokens=False)["input_ids"] if row.response else []
             seed = zlib.crc32(f"{row.domain}:{self.split}:{number}".encode())
             batch.append((row, Prompt(ids, list(response), seed)))
@@ -141,7 +144,7 @@ class Batches:
             yield batch
 
 
-def prompt_ids(row: Row, tokenizer: Any, template: str) -> list[int]:
+def prompt_ids(row: TextRow, tokenizer: Any, template: str) -> list[int]:
     """Token ids of a row's prompt: a conversation, and any prompt under ``chat``, in the tokenizer's own template.
 
     Raises InputError if that is wanted of a tokenizer that has none.

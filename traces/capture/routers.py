@@ -1,16 +1,18 @@
-"""What a router family is, and where the routers of a Hugging Face Mixture-of-Experts model are.
+"""Where the routers of a Hugging Face Mixture-of-Experts model are, and which of them cannot be recorded.
 
-A family is one `Family` in ``traces.capture.families.FAMILIES``, keyed by the class name of its router module. Routers are
-found by class, never by a configuration field, so a model without a known router is refused instead of silently
-recording nothing. `docs/capture.md` shows how to add a family of one's own.
+Routers are found by class, never by a configuration field, so a model without a known router is refused instead of
+silently recording nothing.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
+from traces.capture.families import FAMILIES
+from traces.capture.family import Family
 
 if TYPE_CHECKING:
     import torch
@@ -18,95 +20,6 @@ if TYPE_CHECKING:
 
 PARTS = ("encoder", "decoder")
 _ROUTER_NAMES = ("gate", "router")
-
-
-@dataclass(frozen=True)
-class Routing:
-    """What one router call decided for N tokens: ids (N, K) in router order, weights (N, K), probabilities (N, E).
-
-    An id of -1 is a token that its expert had no room for; its weight is 0.
-    """
-
-    ids: "torch.Tensor"
-    weights: "torch.Tensor"
-    probs: "torch.Tensor"
-    tied: "torch.Tensor"  # (N,) bool: the last chosen expert's score equals that of the best one not chosen
-
-
-def linear(router: Any, hidden: "torch.Tensor") -> "torch.Tensor":
-    """Logits (N, E) of a router that is one matrix, with or without bias, in the model's precision."""
-    import torch
-
-    return torch.nn.functional.linear(hidden, router.weight, getattr(router, "bias", None))
-
-
-def softmax(router: Any, logits: "torch.Tensor") -> "torch.Tensor":
-    """Probabilities (N, E): the softmax of the logits over all experts, in float32."""
-    return logits.float().softmax(dim=-1)
-
-
-def by_probability(router: Any, logits: "torch.Tensor", probs: "torch.Tensor") -> "torch.Tensor":
-    """The experts with the largest probabilities are chosen."""
-    return probs
-
-
-def triple(router: Any, hidden: "torch.Tensor", output: Any) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """(logits, weights, ids) of an output in that order or the reverse: ids are the integers."""
-    first, weights, last = output
-    return (last, weights, first) if not first.is_floating_point() else (first, weights, last)
-
-
-def second_and_third(inputs: tuple[Any, ...]) -> "tuple[torch.Tensor, torch.Tensor]":
-    """(ids, weights) of experts that are called with (hidden, ids, weights)."""
-    return inputs[1], inputs[2]
-
-
-@dataclass(frozen=True)
-class Family:
-    """One router family. The defaults are those of most: a linear router, softmax over all experts, the K largest.
-
-    ``read(router, hidden, output)`` gives logits (N, E), weights (N, K) and ids (N, K) of a router's output for its
-    input ``hidden`` (N, H). ``probs(router, logits)`` are its routing probabilities (N, E) and
-    ``choice(router, logits, probs)`` the scores (N, E) whose K largest are chosen. ``logits(router, hidden)`` applies
-    the router's weights to other states without calling the module, which would fire its hooks again.
-
-    ``matrix`` names the router's weights of shape (E, H), which is checked; "" if it has none of that shape.
-
-    ``experts`` names the module beside the router that is called with what the router chose, and ``given`` finds
-    (ids, weights) in its positional inputs; "" where there is no such module: then nothing is compared.
-    ``normalised(router)`` tells whether the weights of a token sum to 1 before ``scale(router)``.
-    """
-
-    read: Callable[[Any, "torch.Tensor", Any], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"] = triple
-    logits: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = linear
-    probs: Callable[[Any, "torch.Tensor"], "torch.Tensor"] = softmax
-    choice: Callable[[Any, "torch.Tensor", "torch.Tensor"], "torch.Tensor"] = by_probability
-    matrix: str = "weight"
-    experts: str = "experts"
-    given: Callable[[tuple[Any, ...]], "tuple[torch.Tensor, torch.Tensor]"] = second_and_third
-    normalised: Callable[[Any], bool] = lambda router: True
-    scale: Callable[[Any], float] = lambda router: float(getattr(router, "routed_scaling_factor", 1.0))
-    probabilities: str = "softmax of the router's logits over all experts"
-
-    def routing(self, router: Any, hidden: "torch.Tensor", output: Any) -> Routing:
-        """What a router's output for ``hidden`` (N, H) says."""
-        logits, weights, ids = self.read(router, hidden, output)
-        probs = self.probs(router, logits)
-        return Routing(ids, weights, probs, _tied(self.choice(router, logits, probs), ids.shape[-1]))
-
-    def ahead(self, router: Any, hidden: "torch.Tensor", top_k: int) -> "torch.Tensor":
-        """Ids (N, K) that the router's weights choose for states (N, H) of another layer."""
-        logits = self.logits(router, hidden)
-        return self.choice(router, logits, self.probs(router, logits)).topk(top_k, dim=-1).indices
-
-    def facts(self, router: Any) -> dict[str, Any]:
-        """What a trace's meta says of its router: stored probabilities, and how weights are scaled."""
-        return {
-            "class": type(router).__name__,
-            "probabilities": self.probabilities,
-            "weights_sum_to_1": bool(self.normalised(router)),
-            "weights_scaled_by": self.scale(router),
-        }
 
 
 @dataclass(frozen=True)
@@ -120,16 +33,6 @@ class RoutedLayer:
     family: Family
 
 
-def _tied(scores: "torch.Tensor", top_k: int) -> "torch.Tensor":
-    """(N,) whether the K-th largest score equals the next one."""
-    import torch
-
-    if top_k >= scores.shape[-1]:
-        return torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
-    best = scores.topk(top_k + 1, dim=-1).values
-    return best[:, -1] == best[:, -2]
-
-
 def parts(model: Any) -> tuple[str, ...]:
     """``encoder`` and ``decoder`` of a model that has both, else one part without a name."""
     return PARTS if getattr(model.config, "is_encoder_decoder", False) else ("",)
@@ -141,10 +44,8 @@ def routed_layers(
     """The routed layers of ``model``, or of its encoder or decoder, in layer order.
 
     Raises InputError if there is none (a dense model), if a router is of a family that ``families`` (default: FAMILIES)
-    does not know, if it has no experts module beside it, or if its weights are quantised.
+    does not know, if it has no experts module beside it, or if it is quantised or holds a value that is not finite.
     """
-    from traces.capture.families import FAMILIES  # its entries are made of what this module defines
-
     known = FAMILIES if families is None else families
     modules = {name: module for name, module in model.named_modules() if not part or name.startswith(f"{part}.")}
     found = {}
@@ -157,8 +58,9 @@ def routed_layers(
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
         if (experts is None and family.experts) or not numbers:
             raise InputError(f"{type(model).__name__}: router {name} has no module {family.experts!r} beside it")
-        _refuse_quantised(int(numbers[0]), name, module)
         found[block] = RoutedLayer(int(numbers[0]), name, module, experts, family)
+        _refuse_quantised(found[block])
+        _refuse_not_finite(found[block])
     _refuse_unknown(model, modules, set(found))
     if not found and not part:
         raise no_router(model)
@@ -167,27 +69,56 @@ def routed_layers(
 
 def no_router(model: Any) -> InputError:
     """What to raise for a model without a router of a known family."""
-    from traces.capture.families import NAMES
-
+    known = ", ".join(family.models for family in FAMILIES.values())
     return InputError(
-        f"{type(model).__name__}: no MoE layer with a known router; known are those of {', '.join(NAMES)}. "
+        f"{type(model).__name__}: no MoE layer with a known router; known are those of {known}. "
         "docs/capture.md lists them and shows how to describe another"
     )
 
 
-def _refuse_quantised(layer: int, name: str, router: "nn.Module") -> None:
+def _refuse_quantised(routed: RoutedLayer) -> None:
     """A packed router no longer holds the weights that look-ahead applies, and seldom routes as the model did.
 
     Buffers of one dimension may be whole numbers: counters.
     """
-    matrices = [(field, buffer) for field, buffer in router.named_buffers() if buffer.dim() > 1]
-    for field, weight in [*router.named_parameters(), *matrices]:
+    matrices = [(field, buffer) for field, buffer in routed.router.named_buffers() if buffer.dim() > 1]
+    for field, weight in [*routed.router.named_parameters(), *matrices]:
         if not weight.is_floating_point() or weight.element_size() < 2:
             kind = str(weight.dtype).removeprefix("torch.")
             raise InputError(
-                f"layer {layer}: router {name} is quantised ({field} is {kind}); load it with the router left out of "
-                f"quantisation"
+                f"layer {routed.layer}: router {routed.name} is quantised ({field} is {kind}); load it with the router "
+                f"left out of quantisation"
             )
+
+
+def _refuse_not_finite(routed: RoutedLayer) -> None:
+    """A NaN or infinity that selection reads sends all tokens to the same experts, or some experts none."""
+    for field, tensor in held(routed.router):
+        if tensor.is_meta or not tensor.is_floating_point() or bool((fine := tensor.isfinite()).all()):
+            continue
+        place = (~fine).nonzero()[0].tolist()
+        raise InputError(
+            f"layer {routed.layer}: router {routed.name}: {field}, entry {place} is {float(tensor[tuple(place)])}; "
+            f"expected finite numbers in a router"
+        )
+
+
+def held(module: "nn.Module") -> "Iterator[tuple[str, torch.Tensor]]":
+    """The parameters and buffers of a module by name, with their values where accelerate keeps these elsewhere."""
+    with present(module):
+        yield from module.named_parameters()
+        yield from module.named_buffers()
+
+
+def present(module: "nn.Module") -> ExitStack:
+    """A context in which the weights of a module that accelerate has offloaded are where it runs."""
+    stack = ExitStack()
+    for one in module.modules():
+        if hasattr(one, "_hf_hook"):
+            from accelerate.utils import align_module_device
+
+            stack.enter_context(align_module_device(one))
+    return stack
 
 
 def check_matrix(routed: RoutedLayer, experts: int, hidden: int) -> None:
@@ -195,9 +126,9 @@ def check_matrix(routed: RoutedLayer, experts: int, hidden: int) -> None:
     field = routed.family.matrix
     if not field:
         return
-    held = {**dict(routed.router.named_parameters()), **dict(routed.router.named_buffers())}.get(field)
-    if held is None or tuple(held.shape) != (experts, hidden):
-        shape = "not there" if held is None else " x ".join(map(str, held.shape))
+    matrix = dict(held(routed.router)).get(field)
+    if matrix is None or tuple(matrix.shape) != (experts, hidden):
+        shape = "not there" if matrix is None else " x ".join(map(str, matrix.shape))
         raise InputError(
             f"layer {routed.layer}: router {routed.name} is packed ({field} is {shape}, expected {experts} x {hidden}, "
             f"experts x hidden size); load it with the router left out of quantisation"

@@ -19,22 +19,23 @@ from rich.console import Console
 from ground.errors import InputError
 from ground.files import atomic_path
 from traces.capture.batches import prefill_level
-from traces.capture.checkpoint import basis_place, load, located, model_name, provenance
+from traces.capture.checkpoint import basis_place, load, located, model_name, named_by_shape, provenance
 from traces.capture.corpora import DomainText, read_domain
 from traces.capture.decoding import Decoding
 from traces.capture.domain_run import Amount, Captured, Recording
 from traces.capture.families import FAMILIES, read_families
-from traces.capture.hooks import recorders
 from traces.capture.prompts import TEMPLATES, read_prompts
+from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.embeddings import Basis
 from traces.probabilities import keep_largest
 from traces.statistics import routing
 from traces.statistics.embedding_price import choose_basis
 from traces.trace import Trace
+from traces.validation import check_meta
 
 
 @dataclass(frozen=True)
-class Settings:
+class CaptureOptions:
     """How to capture; every field has the same name on the command line.
 
     ``embedding`` is ``auto`` (the cheapest of pricing.CANDIDATES that loses at most MOST_LOSS recall), ``none``, or
@@ -70,15 +71,15 @@ def capture(
     """Capture ``domains`` of ``corpora`` with a checkpoint; one trace a domain, paths returned.
 
     ``model_dir`` is a folder or a name on the Hugging Face hub, ``output`` the file of a single domain or the folder of
-    several, ``settings`` those of :class:`Settings`. Of an encoder-decoder model the decoder's trace has that name and
+    several, ``settings`` those of :class:`CaptureOptions`. Of an encoder-decoder model the decoder's trace has that name and
     the encoder's ends in ``.encoder.npz``.
 
     Raises InputError for anything wrong with the arguments, the text or the model, before anything is written.
     """
-    chosen = Settings(**settings)
-    texts = [read_domain(corpora, domain, chosen.seed) for domain in domains]
+    options = CaptureOptions(**settings)
+    texts = [read_domain(corpora, domain, options.seed) for domain in domains]
     targets = _targets(Path(output), domains)
-    traces = _record(model_dir, texts, targets[0].parent, chosen)
+    traces = _record(model_dir, texts, targets[0].parent, options)
     return [path for found, target in zip(traces, targets, strict=True) for path in _save(found, target)]
 
 
@@ -86,12 +87,12 @@ def capture_prompts(
     model_dir: str | Path, prompts: str | Path, output: str | Path, *, licence: str = "not stated", **settings: Any
 ) -> list[Path]:
     """Capture a person's own prompts (prompts.read_prompts), all domains in one trace; else as `capture`."""
-    chosen = Settings(**settings)
+    options = CaptureOptions(**settings)
     texts = read_prompts(prompts, licence)
     target = Path(output)
     if target.is_dir() or not target.parent.is_dir():
         raise InputError(f"{target}: expected the name of a file in a folder that exists")
-    traces = _record(model_dir, texts, target.parent, chosen)
+    traces = _record(model_dir, texts, target.parent, options)
     return _save({part: _joined([found[part] for found in traces]) for part in traces[0]}, target)
 
 
@@ -118,26 +119,29 @@ def _save(traces: Mapping[str, Trace], target: Path) -> list[Path]:
 
 
 def _record(
-    model_dir: str | Path, texts: Sequence[DomainText], beside: Path, settings: Settings
+    model_dir: str | Path, texts: Sequence[DomainText], beside: Path, options: CaptureOptions
 ) -> list[dict[str, Trace]]:
     """The traces of each text, by part of the model."""
-    families = FAMILIES | (read_families(settings.adapter) if settings.adapter else {})
+    families = FAMILIES | (read_families(options.adapter) if options.adapter else {})
     folder = located(model_dir)
-    model, tokenizer = load(folder, settings.experts_implementation, settings.device)
-    wanted = _embedding(settings.embedding)
-    place = Path(settings.basis_path) if settings.basis_path else basis_place(folder, beside)
+    model, tokenizer = load(folder, options.experts_implementation, options.device)
+    wanted = _embedding(options.embedding)
+    place = Path(options.basis_path) if options.basis_path else basis_place(folder, beside)
     basis = Basis.load(place) if wanted != "none" and place.exists() else None
     with ExitStack() as hooks:
         found = {part: hooks.enter_context(one) for part, one in recorders(model, families).items()}
         main = list(found)[-1]
-        recording = Recording(found, tokenizer, settings.amount, settings.decoding, settings.template)
+        about_model = provenance(folder, model_name(model_dir), model, options.seed)
+        common = {part: _meta(about_model, recorder, options) for part, recorder in found.items()}
+        _try_meta(common[main], texts)
+        recording = Recording(found, tokenizer, options.amount, options.decoding, options.template)
         captured = [recording.domain(text) for text in texts]
         mains = [one[main] for one in captured]
         experts = int(mains[0].arrays["probs"].shape[2])
         about: dict[str, Any] = {}
         if wanted != "none" and any(one.decode.any() for one in mains):
             size = None if isinstance(wanted, str) else wanted
-            basis, about = choose_basis([one.keyed() for one in mains], experts, size, basis, settings.seed)
+            basis, about = choose_basis([one.keyed() for one in mains], experts, size, basis, options.seed)
             about["prefill_layer"] = prefill_level(len(mains[0].layers))
             if not place.exists():
                 basis.save(place)
@@ -145,30 +149,49 @@ def _record(
         for one in captured:
             traces.append({})
             for part, rows in one.items():
-                common = provenance(folder, model_name(model_dir), found[part], rows.arrays, settings.seed)
-                common["decoding"] = _decoding(settings)
-                whole = assemble(rows, common, basis if part == main and about else None, about)
-                traces[-1][part] = whole if settings.probs is None else keep_largest(whole, settings.probs)
-        if settings.statistics_path:
-            _write_statistics(Path(settings.statistics_path), mains, experts, traces[0][main].meta, about)
+                whole = assemble(rows, common[part], basis if part == main and about else None, about)
+                traces[-1][part] = whole if options.probs is None else keep_largest(whole, options.probs)
+        if options.statistics_path:
+            _write_statistics(Path(options.statistics_path), mains, experts, traces[0][main].meta, about)
     return traces
+
+
+def _meta(about_model: Mapping[str, Any], recorder: Recorder, options: CaptureOptions) -> dict[str, Any]:
+    """What the meta of a model's part says whatever is captured; what its routes must tell is still missing."""
+    first = recorder.layers[0]
+    model = about_model["model"] | ({"part": recorder.part} if recorder.part else {})
+    captured = about_model["captured"] | {"router": first.family.facts(first.router)}
+    return {**about_model, "model": model, "captured": captured, "decoding": _decoding(options)}
+
+
+def _try_meta(common: Mapping[str, Any], texts: Sequence[DomainText]) -> None:
+    """Raise InputError for what a trace's meta cannot hold: now, and not when everything has been run."""
+    shape = {"experts": 1, "top_k": 1}
+    for text in texts:
+        sources = {row.source: row.licence for row in (*text.profile, *text.eval)}
+        check_meta({**common, "model": common["model"] | shape, "text": _text(text.domain, text.about, sources)})
+
+
+def _text(domain: str, about: str, sources: Mapping[str, str]) -> dict[str, Any]:
+    """What a trace's meta says of its text."""
+    return {
+        "source": f"{domain}: {about}",
+        "sources": dict(sources),
+        "licence": "; ".join(sorted(set(sources.values()))),
+    }
 
 
 def assemble(one: Captured, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
     """The Trace of a captured domain; states become stored integers if there is a basis."""
-    notes = list(one.notes)
-    if one.ties:
-        notes.append(f"{one.ties} routes hung on two equal scores; the ids are those that the model used")
+    notes = one.notes + [note.format(one.odd[kind]) for kind, note in ODD_ROUTES.items() if one.odd[kind]]
     dropped = int((one.arrays["experts"] < 0).sum())
     if dropped:
         notes.append(f"{dropped} of {one.arrays['experts'].size} ids are -1: their expert had no room for the token")
+    shape = {"experts": int(one.arrays["probs"].shape[2]), "top_k": int(one.arrays["experts"].shape[2])}
     meta = {
         **common,
-        "text": {
-            "source": f"{one.domain}: {one.about}",
-            "sources": one.sources,
-            "licence": "; ".join(sorted(set(one.sources.values()))),
-        },
+        "model": named_by_shape(common["model"] | shape, len(one.layers)),
+        "text": _text(one.domain, one.about, one.sources),
         "notes": notes,
     }
     arrays: dict[str, Any] = dict(one.arrays)
@@ -207,12 +230,12 @@ def _targets(output: Path, domains: Sequence[str]) -> list[Path]:
     return [output / f"{domain}.npz" for domain in domains]
 
 
-def _decoding(settings: Settings) -> dict[str, Any]:
+def _decoding(options: CaptureOptions) -> dict[str, Any]:
     """What a trace's meta says of how its tokens came to be."""
-    amount, decoding = settings.amount, settings.decoding
+    amount, decoding = options.amount, options.decoding
     mode: dict[str, Any] = asdict(decoding) if decoding.mode == "sampled" else {"mode": decoding.mode}
     return {
-        **mode, "template": settings.template, "batch": amount.batch, "padding": "left", "kv_cache": True,
+        **mode, "template": options.template, "batch": amount.batch, "padding": "left", "kv_cache": True,
         "prompt_tokens_at_most": amount.prompt_tokens, "new_tokens_at_most": amount.new_tokens,
     }  # fmt: skip
 

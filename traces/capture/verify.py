@@ -89,7 +89,7 @@ def rerun(
     """
     from traces.capture.checkpoint import checkpoint_sha256, load, located
     from traces.capture.families import FAMILIES, read_families
-    from traces.capture.hooks import recorders
+    from traces.capture.recorder import recorders
 
     if sequences < 1:
         raise InputError(f"sequences is {sequences}; expected at least 1")

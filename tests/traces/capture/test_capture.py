@@ -15,7 +15,7 @@ from traces.__main__ import main
 from traces.capture.batches import prefill_level, run_batch
 from traces.capture.checkpoint import end_tokens, load_model, weight_bytes
 from traces.capture.decoding import Decoding, Prompt, passes
-from traces.capture.hooks import Recorder
+from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
 from traces.capture.session import Amount, capture
 from traces.trace import Trace
@@ -39,7 +39,7 @@ def ends(model, words):
 
 def unpacked(parts):
     rows = parts[""]
-    return rows.arrays, rows.states, rows.prefill_states, rows.ties
+    return rows.arrays, rows.states, rows.prefill_states, rows.odd["tied"]
 
 
 def without_end(model):

@@ -11,15 +11,15 @@ import torch
 import transformers
 
 from ground.errors import InputError
-from sim.model.spec import resolve_model
 from tests.support.tiny_families import FAMILIES, RELATED, decoder, switch
 from tests.support.tiny_moe import llama, tokenizer
 from traces.capture.batches import run_batch
 from traces.capture.checkpoint import load
 from traces.capture.decoding import Decoding, Prompt
-from traces.capture.hooks import Recorder, recorders
+from traces.capture.recorder import Recorder, recorders
 from traces.capture.routers import routed_layers
 from traces.capture.session import Amount, capture_prompts
+from traces.models.known import resolve_model
 from traces.trace import Trace
 
 GREEDY = Decoding(mode="greedy")
@@ -139,7 +139,7 @@ def test_bfloat16_is_captured_as_its_experts_saw_it(family):
             torch.cat(given[index]).to(other), routed.router.weight.to(other), None if bias is None else bias.to(other)
         )
         probs = routed.family.probs(routed.router, scores)
-        anew = routed.family.choice(routed.router, scores, probs).topk(experts.shape[2]).indices.numpy()
+        anew = routed.family._eligible(routed.router, routed.family.choice(routed.router, scores, probs))[0].topk(experts.shape[2]).indices.numpy()
         differ += int((np.sort(anew, axis=1) != np.sort(experts[:, index], axis=1)).any(axis=1).sum())
     assert differ
 
@@ -192,7 +192,7 @@ def test_one_command_makes_a_valid_trace_whose_costs_are_known(family, checkpoin
     assert trace.layers.tolist() == layers
     assert trace.split.tolist().count("profile") == 3 and trace.n_sequences == 4
     assert trace.embeddings.shape[1:] == (trace.n_layers + 1, 8)
-    spec = resolve_model(trace.meta["model"], trace.n_layers)
+    spec = resolve_model(trace.meta["model"], trace.layers)
     assert spec.moe_layers == tuple(trace.layers.tolist())
     assert (spec.experts, spec.top_k) == (trace.n_experts, trace.top_k) == (8, trace.experts.shape[2])
     model, _ = load(checkpoints(family), device="cpu")
@@ -245,7 +245,7 @@ def test_ties_are_flagged_in_every_family(family):
             tensor.zero_()
     with Independent(model) as record:
         rows = run(model, [PROMPTS[1]])[""]
-    assert rows.ties == len(rows.arrays["experts"])
+    assert rows.odd["tied"] == len(rows.arrays["experts"])
     assert (rows.arrays["experts"] == record.of(0).numpy()).all()
 
 
@@ -267,7 +267,7 @@ def test_encoder_and_decoder_are_two_traces_of_the_same_sequences(checkpoints, p
     assert decoded.embeddings is not None and encoded.embeddings is None
     for trace, part in ((decoded, "decoder"), (encoded, "encoder")):
         assert trace.layers.tolist() == [1, 3] and trace.meta["model"]["part"] == part
-        spec = resolve_model(trace.meta["model"], trace.n_layers)
+        spec = resolve_model(trace.meta["model"], trace.layers)
         assert spec.name.endswith(f"({part})") and spec.moe_layers == (1, 3) and spec.top_k == 1
 
 

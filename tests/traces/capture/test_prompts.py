@@ -284,9 +284,9 @@ def test_a_known_name_with_another_shape_does_not_get_its_sizes(checkpoint, tmp_
         (copy / file.name).write_bytes(file.read_bytes())
     trace = captured(copy, [{"prompt": "law"}], tmp_path)
     assert trace.meta["model"]["name"] == "olmoe-1b-7b (olmoe of another size)"
-    from sim.model.spec import resolve_model
+    from traces.models.known import resolve_model
 
-    assert resolve_model(trace.meta["model"], trace.n_layers).expert_bytes[0] == 3 * 32 * 16 * 4
+    assert resolve_model(trace.meta["model"], trace.layers).expert_bytes[0] == 3 * 32 * 16 * 4
 
 
 def test_packed_mxfp4_experts_run_unpacked_and_cost_what_the_file_holds(tmp_path):
@@ -294,9 +294,9 @@ def test_packed_mxfp4_experts_run_unpacked_and_cost_what_the_file_holds(tmp_path
     pytest.importorskip("transformers")
     from safetensors.torch import load_file, save_file
 
-    from sim.model.spec import resolve_model
     from tests.support.tiny_families import decoder
     from tests.support.tiny_moe import tokenizer
+    from traces.models.known import resolve_model
 
     decoder("gpt_oss").to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
@@ -316,7 +316,7 @@ def test_packed_mxfp4_experts_run_unpacked_and_cost_what_the_file_holds(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     trace = captured(tmp_path, [{"prompt": "law judge"}], tmp_path)
     assert trace.n_rows == 5 and trace.n_layers == 3
-    assert resolve_model(trace.meta["model"], 3).expert_bytes == (3 * 32 * 32 * 17 // 32,) * 3
+    assert resolve_model(trace.meta["model"], range(3)).expert_bytes == (3 * 32 * 32 * 17 // 32,) * 3
 
 
 def test_the_readings_of_the_guide_run_as_they_stand(tmp_path):

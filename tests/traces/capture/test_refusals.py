@@ -13,8 +13,8 @@ from tests.support.tiny_moe import llama, tokenizer
 from tests.traces.capture.test_families import arrays, run
 from traces.__main__ import main
 from traces.capture.checkpoint import load
-from traces.capture.families import FAMILIES, NAMES
-from traces.capture.hooks import Recorder, recorders
+from traces.capture.families import FAMILIES
+from traces.capture.recorder import Recorder, recorders
 from traces.capture.routers import routed_layers
 
 DEBUG = "MOE_REPLAY_DEBUG"
@@ -160,13 +160,8 @@ def test_a_router_that_gives_nan_is_named_with_layer_and_token(token, place):
 def test_a_dense_model_is_told_which_families_are_known():
     with pytest.raises(InputError) as one:
         recorders(llama())
-    assert len(str(one.value)) < 280 and "docs/capture.md" in str(one.value)
-    names = [name.lower().replace("-", "").replace(".", "") for name in NAMES]
-    assert all(str(name) in str(one.value) for name in NAMES)
-    for name in names:
-        assert any(kind.lower().startswith(name) for kind in FAMILIES), name
-    for kind in FAMILIES:
-        assert kind.lower().startswith(tuple(names)), kind
+    assert len(str(one.value)) < 480 and "docs/capture.md" in str(one.value)
+    assert all(family.models and family.models in str(one.value) for family in FAMILIES.values())
 
 
 def test_a_dense_encoder_decoder_is_told_the_same():

@@ -1,18 +1,26 @@
-"""Hooks that record what the routers of a running model decide, checked against what its experts were given."""
+"""Record what the routers of a running model decide, checked against what its experts were given."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
-from ground.foreign_code import running
-from traces.capture.routers import Family, RoutedLayer, Routing, check_matrix, no_router, parts, routed_layers
+from traces.capture.family import Family, Routing
+from traces.capture.listening import Listener, in_8_bits, listen, look_ahead
+from traces.capture.routers import RoutedLayer, check_matrix, no_router, parts, routed_layers
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+ODD_ROUTES = {
+    "tied": "{} routes hung on two equal scores; the ids are those that the model used",
+    "weights": "{} weights above 0 are too small for 16 bits and stored as 0",
+    "probs": "{} routes have no probability that 8 bits can hold; all of theirs are stored as 0",
+}
+"""What a trace notes of (row, layer) pairs that it cannot show as they were, by what is counted of them."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,10 @@ class Recorded:
     probs: "torch.Tensor"  # (n, L, E) uint8, probability x 255 rounded
     lookahead: "torch.Tensor"  # (n, L, K) int16
     states: "torch.Tensor"  # (n, L+1, H), or (n, H) of one level
-    ties: int  # (row, layer) pairs whose choice hung on two equal scores
+    odd: Counter[str]  # by the keys of ODD_ROUTES
 
 
-class Recorder:
+class Recorder(Listener):
     """Record every router call of ``model`` while the context is open; ``take`` after each forward pass.
 
     ``part`` is "encoder" or "decoder" of a model that has both. The model is put in eval mode (no jitter, no dropout).
@@ -47,15 +55,7 @@ class Recorder:
         self._clear()
 
     def __enter__(self) -> "Recorder":
-        model: Any = self.model
-        # The two stacks of an encoder-decoder model have embedding modules of their own, with shared weights.
-        stack = getattr(model, self.part) if self.part else model
-        self._handles.append(stack.get_input_embeddings().register_forward_hook(self._keep_embedding))
-        for index, routed in enumerate(self.layers):
-            self._handles.append(routed.router.register_forward_hook(self._router_hook(index)))
-            if routed.experts is not None:
-                hook = self._experts_hook(index)
-                self._handles.append(routed.experts.register_forward_pre_hook(hook, with_kwargs=True))
+        self._handles = listen(self.model, self.part, self.layers, self)
         return self
 
     def __exit__(
@@ -64,6 +64,23 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def embedded(self, states: "torch.Tensor") -> None:
+        """Keep the embedding layer's output."""
+        self._embedding.append(states)
+
+    def routed(self, index: int, hidden: "torch.Tensor", output: Any) -> None:
+        """Keep a router's input and what it says."""
+        layer = self.layers[index]
+        routing = layer.family.routing(layer.router, hidden, output)
+        if not self._inputs[index]:
+            check_matrix(layer, routing.probs.shape[-1], hidden.shape[-1])
+        self._inputs[index].append(hidden)
+        self._routings[index].append(routing)
+
+    def called(self, index: int, ids: "torch.Tensor", weights: "torch.Tensor") -> None:
+        """Keep what the experts were given."""
+        self._used[index].append((ids, weights))
 
     def take(self, valid: "torch.Tensor", position: "torch.Tensor", level: int | None = None) -> Recorded:
         """The rows of the forward pass since the last call for which ``valid`` (batch x length, bool) is True.
@@ -83,18 +100,26 @@ class Recorder:
         # Before the comparison with the experts: what is not a number equals nothing, not even itself.
         self._check_finite(routings, valid, position)
         self._check_experts(rows)
-        ids = torch.stack([routing.ids for routing in routings], dim=1)
+        self._clear()
+        ids, weights, probs = (
+            torch.stack([getattr(routing, name) for routing in routings], dim=1) for name in ("ids", "weights", "probs")
+        )
         ahead = torch.full_like(ids, -1)
         for index, following in enumerate(self.layers[1:]):
-            ahead[:, index] = _ahead(following, hidden[1 + index], ids.shape[-1]).to(ids.device)
-        self._clear()
+            ahead[:, index] = look_ahead(following, hidden[1 + index], ids.shape[-1]).to(ids.device)
+        gates, shares = weights.to(torch.float16), in_8_bits(probs)
+        odd = {
+            "tied": torch.stack([routing.tied for routing in routings]),
+            "weights": (gates == 0) & (weights != 0),
+            "probs": (shares == 0).all(dim=-1) & (probs != 0).any(dim=-1),
+        }
         return Recorded(
             experts=ids.to(torch.int16).cpu(),
-            gates=torch.stack([routing.weights for routing in routings], dim=1).to(torch.float16).cpu(),
-            probs=(torch.stack([r.probs for r in routings], dim=1) * 255).round().to(torch.uint8).cpu(),
+            gates=gates.cpu(),
+            probs=shares.cpu(),
             lookahead=ahead.to(torch.int16).cpu(),
             states=torch.stack(hidden, dim=1) if level is None else hidden[level],
-            ties=int(torch.stack([routing.tied for routing in routings]).sum()),
+            odd=Counter({name: int(found.sum()) for name, found in odd.items()}),
         )
 
     def _check_rows(self, rows: int) -> None:
@@ -145,31 +170,6 @@ class Recorder:
         self._routings: list[list[Routing]] = [[] for _ in self.layers]
         self._used: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.layers]
 
-    def _keep_embedding(self, module: "nn.Module", inputs: Any, output: "torch.Tensor") -> None:
-        self._embedding.append(output.detach().reshape(-1, output.shape[-1]))
-
-    def _router_hook(self, index: int) -> Any:
-        family = self.layers[index].family
-
-        def keep(module: "nn.Module", inputs: Any, output: Any) -> None:
-            hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
-            routing = family.routing(module, hidden, output)
-            if not self._inputs[index]:
-                check_matrix(self.layers[index], routing.probs.shape[-1], hidden.shape[-1])
-            self._inputs[index].append(hidden)
-            self._routings[index].append(routing)
-
-        return keep
-
-    def _experts_hook(self, index: int) -> Any:
-        family = self.layers[index].family
-
-        def keep(module: "nn.Module", inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            ids, weights = family.given((*inputs, *named.values()))
-            self._used[index].append((ids.detach(), weights.detach()))
-
-        return keep
-
 
 def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[str, Recorder]:
     """A recorder for each part of ``model`` that has routed layers: one named "", or encoder and decoder.
@@ -181,15 +181,6 @@ def recorders(model: Any, families: Mapping[str, Family] | None = None) -> dict[
     if not kept:
         raise no_router(model)
     return kept
-
-
-def _ahead(routed: RoutedLayer, states: "torch.Tensor", top_k: int) -> "torch.Tensor":
-    """Ids (n, K) that a router's weights choose for states (n, H) of the layer before, where its weights lie."""
-    router = routed.router
-    weights = next(chain(router.parameters(), router.buffers()), states)
-    where = f"layer {routed.layer}: router {routed.name}"
-    with running(where, "its weights cannot be applied for look-ahead", "a smaller --batch or --chunk may help"):
-        return routed.family.ahead(router, states.to(weights.device), top_k)
 
 
 def _joined(calls: list[Routing], keep: "torch.Tensor") -> Routing:
