@@ -3,76 +3,77 @@
 Data and presentation are apart, so that a table or a figure can be made again from a file that was kept.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet
-from analysis.runs import Place
-from analysis.workloads import Source, Suite, suites
-from sim.machine.hardware import DEFAULT_HARDWARE
-from sim.run.scene import DEFAULT_CACHE, code_version
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-IMPLIED = "implied"
-"""A software profile of this package's own: as slow as DoMoE's figures imply (implied.toml)."""
 
 Data = dict[str, Any]
 """What an experiment measured, as JSON has it."""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What all experiments are run with; see ``python -m analysis table --help``."""
+class ReportInputs:
+    """What a report is made from: the options of all its parts, and traces that only some parts run on."""
 
-    traces: Sequence[str | Path] | None = None
-    hardware: str = DEFAULT_HARDWARE
-    cache: str = DEFAULT_CACHE
-    software: tuple[str, ...] = ("paper", "fast", IMPLIED)
-    seed: int = 0
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
-    entries: tuple[int, ...] = ()
-    """Table sizes, for experiments that vary them."""
+    options: ExperimentOptions
+    other_seed: Sequence[Path] | None = None
+    large: Sequence[Path] | None = None
+    routes: Sequence[Path] | None = None
 
-    @cached_property
-    def suites(self) -> list[Suite]:
-        """The models and their workloads. Raises InputError."""
-        return suites(self.traces)
 
-    def place(
-        self, suite: Suite, sources: Sequence[Source], software: str = "fast", *, cache: str | None = None
-    ) -> Place:
-        """Where a workload of a suite is replayed; ``cache`` is another size than the setup's."""
-        if software == IMPLIED:
-            software = str(resources.files("analysis") / f"{IMPLIED}.toml")
-        traces = tuple(source.path for source in sources)
-        return Place(traces, suite.profile, self.hardware, software, cache or self.cache, seed=self.seed)
+@dataclass(frozen=True)
+class Part:
+    """One run of an experiment on its page in a report, with data of its own."""
 
-    def made(self, sources: Sequence[Source]) -> Data:
-        """Where data comes from: code, machine, traces by name and hash."""
-        return {
-            "code": code_version(),
-            "clock": "simulated",
-            "hardware": Path(self.hardware).stem,
-            "cache": self.cache,
-            "seed": self.seed,
-            "traces": [source.to_json() for source in sources],
-        }
+    suffix: str = ""
+    """What the name of its data has behind the experiment's."""
+    heading: str = ""
+    """Where there are several: what tells this one from the others; by default its cache size."""
+    about: str = ""
+    """What is different about it, in a sentence or two."""
+    cache: str | None = None
+    """Another cache size than that of the report's options."""
+    traces: str | None = None
+    """The field of ReportInputs that names the traces to run on; without them the part keeps the data it has."""
+    else_all: bool = False
+    """Without those traces it runs on all others."""
+
+    @property
+    def needs(self) -> str | None:
+        """The option of the command line without which it is not measured again."""
+        return None if self.traces is None or self.else_all else f"--{self.traces.replace('_', '-')}"
+
+    def options(self, inputs: ReportInputs) -> ExperimentOptions | None:
+        """What it is run with; None if its traces were not given."""
+        options = inputs.options if self.cache is None else replace(inputs.options, cache=self.cache)
+        if self.traces is None:
+            return options
+        given = getattr(inputs, self.traces)
+        if given is None:
+            return options if self.else_all else None
+        return replace(options, traces=given)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure."""
+    """One table or figure of the field."""
 
+    place: int
+    """Where it stands among all experiments: by rising number, in steps of ten so that another fits between."""
     name: str
     title: str
-    measure: Callable[[Setup], Data]
+    about: str
+    """What it asks and how, in plain words: the text of its module."""
+    measure: Callable[[ExperimentOptions], Data]
     sheets: Callable[[Data], list[Sheet]]
     draw: "Callable[[Data, Figure], None] | None" = None
     """Draws the data on an empty figure, and says how large that is."""
+    parts: Sequence[Part] = (Part(),)
+    """Its runs in a report."""

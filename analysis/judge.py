@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
-from sim.model.spec import resolve_model
 from sim.predictors import Predictor, top
 from sim.view import View
 from sim.workload import batched, workload
+from traces.models.known import resolve_model
 from traces.trace import Trace
 
 HORIZONS = (1, 2, 4, 8, 16)
@@ -64,7 +64,7 @@ class Judgement:
 
 def plain_view(trace: Trace) -> View:
     """The causal view of a trace whose sequences run one after the other; no cost of it is read."""
-    model = resolve_model(trace.meta["model"], trace.n_layers)
+    model = resolve_model(trace.meta["model"], trace.layers)
     return View(trace, workload(trace, model, Hardware.load(DEFAULT_HARDWARE), batched(trace, 1)))
 
 

@@ -37,13 +37,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Suite:
-    """All traces of one model: ``workloads`` are replayed (several files of one take turns), all are learned from.
+class ModelTraces:
+    """All traces of one model: ``workloads`` are replayed (several files of one take turns), all are learned from."""
 
-    Traces of one suite come from one model: tables built from one serve the others.
-    """
-
-    model: str
+    name: str
     workloads: dict[str, tuple[Source, ...]]
     sources: tuple[Source, ...]
 
@@ -53,27 +50,32 @@ class Suite:
         return tuple(sorted({domain for source in self.sources for domain in source.domains}))
 
     @property
+    def mixed(self) -> str:
+        """The mixed workload's name; the last one's, if there is no mixed one."""
+        return MIXED if MIXED in self.workloads else [*self.workloads][-1]
+
+    @property
     def profile(self) -> tuple[str, ...]:
         """Files whose profile splits policies learn from."""
         return tuple(source.path for source in self.sources)
 
 
 @lru_cache(maxsize=8)
-def kept(path: str) -> Trace:
+def loaded(path: str) -> Trace:
     """The trace at ``path``; the last few are kept, so that jobs of one model do not read it again and again."""
     return Trace.load(path)
 
 
-def suites(paths: Sequence[str | Path] | None = None) -> list[Suite]:
-    """The suites among ``paths`` (files, or folders of .npz files; default: the bundled traces), by model.
+def by_model(paths: Sequence[str | Path] | None = None) -> list[ModelTraces]:
+    """The traces at ``paths`` (files, or folders of .npz files; default: the bundled ones), by model.
 
     Raises InputError for a file that cannot be read and for two traces of one model and domain.
     """
-    by_model: dict[str, list[Source]] = {}
+    found: dict[str, list[Source]] = {}
     for path in _files(paths):
         source = _source(path)
-        by_model.setdefault(source.model, []).append(source)
-    return [_suite(model, sources) for model, sources in sorted(by_model.items())]
+        found.setdefault(source.model, []).append(source)
+    return [_model_traces(name, sources) for name, sources in sorted(found.items())]
 
 
 def _files(paths: Sequence[str | Path] | None) -> list[Path]:
@@ -96,7 +98,7 @@ def _source(path: Path) -> Source:
     return Source(str(path), trace.sha256, name, domains, seed if isinstance(seed, int) else None)
 
 
-def _suite(model: str, sources: Sequence[Source]) -> Suite:
+def _model_traces(model: str, sources: Sequence[Source]) -> ModelTraces:
     workloads: dict[str, tuple[Source, ...]] = {}
     others: list[Source] = []
     for source in sources:
@@ -116,4 +118,4 @@ def _suite(model: str, sources: Sequence[Source]) -> Suite:
         workloads[MIXED] = tuple(others)
     first = [name for name in (*ALONE, MIXED) if name in workloads]
     ordered = {name: workloads[name] for name in [*first, *sorted(set(workloads) - set(first))]}
-    return Suite(model, ordered, tuple(sources))
+    return ModelTraces(model, ordered, tuple(sources))

@@ -1,34 +1,14 @@
-"""All experiments by name."""
+"""All experiments by name, one file each: a module of this package that holds an ``EXPERIMENT`` is found by itself."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from analysis.experiment import Experiment
-from analysis.experiments import anomalies, predictors, real_routes
-from analysis.experiments import domoe_ablation as ablation
-from analysis.experiments import domoe_adaptive as adaptive
-from analysis.experiments import domoe_cache_size as cache_size
-from analysis.experiments import domoe_limits as limits
-from analysis.experiments import domoe_matching as matching
-from analysis.experiments import domoe_neighbours as neighbours
-from analysis.experiments import domoe_overall as overall
-from analysis.experiments import domoe_similarity as similarity
-from analysis.experiments import domoe_table_size as table_size
 from ground.errors import InputError
 
+_modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        overall,
-        cache_size,
-        ablation,
-        adaptive,
-        table_size,
-        neighbours,
-        similarity,
-        matching,
-        limits,
-        predictors,
-        anomalies,
-        real_routes,
-    )
+    one.name: one for one in sorted((module.EXPERIMENT for module in _modules), key=lambda one: (one.place, one.name))
 }
 
 

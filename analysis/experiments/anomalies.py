@@ -7,13 +7,15 @@ can push out what would have been reused or hold up a demand: scheduling anomali
 scheduling (Bell System Technical Journal 45, 1966).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend
 from analysis.pages.sheets import Sheet, number, percent
 from analysis.runs import Design, Outcome, run
@@ -31,27 +33,23 @@ LARGER = "50%"
 POLICY = "oracle"
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Every accuracy under every seed, guessing at random, and no prefetch, on each model's first workload."""
     models: list[Data] = []
-    for suite, cache in product(setup.suites, dict.fromkeys((setup.cache, LARGER))):
-        workload, sources = next(iter(suite.workloads.items()))
-        place = setup.place(suite, sources, cache=cache)
-        places = [replace(place, seed=setup.seed + index) for index in range(SEEDS)]
+    for model, cache in product(options.models, dict.fromkeys((options.cache, LARGER))):
+        workload, sources = next(iter(model.workloads.items()))
+        place = options.place(model, sources, cache=cache)
+        places = [replace(place, seed=options.seed + index) for index in range(SEEDS)]
         designs = [
             *(Design(place, POLICY, {"accuracy": a}) for place in places for a in ACCURACIES),
             *(Design(place, POLICY, {"random": True}) for place in places),
             Design(places[0], "lru"),
         ]
-        done = run(designs, setup.workers, f"anomalies, {suite.model}, {cache}")
+        done = run(designs, options.processes, f"anomalies, {model.name}, {cache}")
         grid = [done[i * len(ACCURACIES) : (i + 1) * len(ACCURACIES)] for i in range(SEEDS)]
-        what = {"model": suite.model, "workload": workload, "cache": cache}
+        what = {"model": model.name, "workload": workload, "cache": cache}
         models.append(what | _found(grid, done[-SEEDS - 1 : -1], done[-1]))
-    return {
-        "accuracies": list(ACCURACIES),
-        "models": models,
-        "made": setup.made([source for suite in setup.suites for source in suite.sources]),
-    }
+    return {"accuracies": list(ACCURACIES), "models": models, "made": options.made()}
 
 
 def _found(grid: list[list[Outcome]], guessed: list[Outcome], without: Outcome) -> Data:
@@ -95,22 +93,26 @@ def sheets(data: Data) -> list[Sheet]:
         f"takes longer, for the whole run and for single sequences of it. Pays from: the least accuracy whose mean is "
         f"above that without prefetch; below it prefetching loses to what its waste costs.",
     )
+    shown = range(0, len(data["accuracies"]), _SHOWN)
     lines = [
-        [f"{accuracy:.2f}", *(cell for m in data["models"] for cell in _at(m, index))]
-        for index, accuracy in enumerate(data["accuracies"])
-        if index % _SHOWN == 0
+        [m["model"], m["cache"], what, *cells] for m in data["models"] for what, cells in _by_accuracy(m, shown).items()
     ]
-    heads = [h for m in data["models"] for h in (f"{m['model']}, {m['cache']}: mean", "least", "most", "wasted")]
-    return [
-        Sheet("Accuracy and throughput", columns, rows, notes),
-        Sheet("Tokens/s by accuracy", ["accuracy", *heads], lines),
-    ]
+    heads = ["model", "cache", "", *(f"{data['accuracies'][index]:.2f}" for index in shown)]
+    return [Sheet("Accuracy and throughput", columns, rows, notes), Sheet("Tokens/s by accuracy", heads, lines, AMONG)]
 
 
-def _at(model: Data, index: int) -> list[str]:
-    column = [row[index] for row in model["tokens_per_s"]]
-    return [number(model["mean"][index], 3), number(min(column), 3), number(max(column), 3),
-            percent(model["wasted"][index])]  # fmt: skip
+AMONG = ("Mean, least and most over the seeds; wasted: the share of the bytes copied that nobody used.",)
+
+
+def _by_accuracy(model: Data, shown: Sequence[int]) -> dict[str, list[str]]:
+    """What a model has at each accuracy that is shown."""
+    seeds = [[row[index] for row in model["tokens_per_s"]] for index in shown]
+    return {
+        "mean": [number(model["mean"][index], 3) for index in shown],
+        "least": [number(min(column), 3) for column in seeds],
+        "most": [number(max(column), 3) for column in seeds],
+        "wasted": [percent(model["wasted"][index]) for index in shown],
+    }
 
 
 def _slower(found: Data) -> str:
@@ -139,13 +141,8 @@ def draw(data: Data, figure: "Figure") -> None:
         for index, row in enumerate(np.array(model["tokens_per_s"])):
             ax.plot(accuracies, row, color="0.75", lw=0.7, label="one seed" if index == 0 else None)
             fell = np.flatnonzero(np.diff(row) < 0)
-            ax.plot(
-                accuracies[fell + 1],
-                row[fell + 1],
-                "r.",
-                ms=5,
-                label="slower than less accurate" if index == 0 else None,
-            )
+            label = "slower than less accurate" if index == 0 else None
+            ax.plot(accuracies[fell + 1], row[fell + 1], "r.", ms=5, label=label)
         ax.plot(accuracies, model["mean"], color="tab:blue", lw=2, label="mean")
         ax.axhline(model["lru"], color="k", ls="--", lw=0.8, label="no prefetch (lru)")
         ax.axhline(model["random"], color="tab:orange", ls=":", lw=1, label="random guesses")
@@ -156,10 +153,5 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes)
 
 
-EXPERIMENT = Experiment(
-    name="anomalies",
-    title="Accuracy and throughput: nested errors, anomalies, waste",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Accuracy and throughput: nested errors, anomalies, waste"
+EXPERIMENT = Experiment(110, "anomalies", TITLE, __doc__, measure, sheets, draw)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis import bootstrap
 from analysis.bootstrap import hit_ratio, throughput_ratio
-from analysis.experiment import Data, Experiment, Setup
+from analysis.contest import contest
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment
 from analysis.experiments.domoe_overall import verdict
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent
+from analysis.pages.sheets import NOTHING, Sheet, interval, number, run_cells
 from analysis.published import domoe
-from analysis.runs import Design, run
-from analysis.workloads import MIXED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,27 +32,18 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {
 STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over table": ("table (T+M)", "table")}
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
-    bootstrap.check()
-    cells = []
-    for suite, software in product(setup.suites, setup.software):
-        workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]
-        cells.append((suite, workload, software))
-    designs = [
-        Design(setup.place(suite, suite.workloads[workload], software), policy, values)
-        for suite, workload, software in cells
-        for policy, values in STAGES.values()
-    ]
-    outcomes = iter(run(designs, setup.workers, "figure 4"))
+    cells = list(product(options.models, options.software))
+    places = [options.place(model, model.workloads[model.mixed], software) for model, software in cells]
+    outcomes = contest([(place, STAGES) for place in places], options.processes, "figure 4")
     measured = []
-    for index, (suite, workload, software) in enumerate(cells):
-        ran = {stage: next(outcomes) for stage in STAGES}
-        seed = setup.seed + index
+    for index, ((model, software), ran) in enumerate(zip(cells, outcomes, strict=True)):
+        seed = options.seed + index
         measured.append(
             {
-                "model": suite.model,
-                "workload": workload,
+                "model": model.name,
+                "workload": model.mixed,
                 "software": Path(software).stem,
                 "runs": {stage: outcome.to_json() for stage, outcome in ran.items()},
                 "steps": {
@@ -64,7 +55,7 @@ def measure(setup: Setup) -> Data:
                 },
             }
         )
-    return {"cells": measured, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"cells": measured, "made": options.made()}
 
 
 def sheets(data: Data) -> list[Sheet]:
@@ -77,16 +68,14 @@ def sheets(data: Data) -> list[Sheet]:
             published = claims[0].text if claims else NOTHING
             said = verdict(claims[0], ratio) if claims else NOTHING
             rows.append([cell["model"], step, metric, cell["software"], published, interval(ratio), said])
+    shown = ["tokens/s", "hit", "late", "miss", "GiB/token", "predict ms/token", "tables MiB"]
     absolute = [
         [p.model, "published", p.at, number(p.tokens_per_s), *[NOTHING] * 6] for p in domoe().points("Figure 4")
+    ] + [
+        [cell["model"], f"simulated, {cell['software']}", stage, *run_cells(run, shown)]
+        for cell in data["cells"]
+        for stage, run in cell["runs"].items()
     ]
-    for cell in data["cells"]:
-        for stage, r in cell["runs"].items():
-            absolute.append(
-                [cell["model"], f"simulated, {cell['software']}", stage, number(r["tokens_per_s"]),
-                 percent(r["hit_ratio"]), percent(r["late_ratio"]), percent(r["miss_ratio"]),
-                 number(r["gib_per_token"]), number(r["predict_ms_per_token"]), number(r["tables_mib"], 0)]
-            )  # fmt: skip
     return [
         Sheet(
             "Figure 4: steps of the ablation, mixed workload",
@@ -97,36 +86,20 @@ def sheets(data: Data) -> list[Sheet]:
                 "interval, or is higher or lower.",
             ),
         ),
-        Sheet(
-            "Figure 4: absolute numbers",
-            [
-                "model",
-                "whose",
-                "stage",
-                "tokens/s",
-                "hit",
-                "late",
-                "miss",
-                "GiB/token",
-                "predict ms/token",
-                "tables MiB",
-            ],
-            absolute,
-        ),
+        Sheet("Figure 4: absolute numbers", ["model", "whose", "stage", *shown], absolute),
     ]
 
 
 def draw(data: Data, figure: "Figure") -> None:
     """Tokens/s of the stages, a panel a model, published beside each software profile."""
-    models = list(dict.fromkeys(cell["model"] for cell in data["cells"]))
+    models = distinct(data["cells"], "model")
     (axes,) = panels(figure, models, 3.2, 4)
     for ax, model in zip(axes, models, strict=True):
         bars: dict[str, list[float]] = {}
         if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
             bars["published"] = [points.get(stage, np.nan) for stage in STAGES]
-        for cell in data["cells"]:
-            if cell["model"] == model:
-                bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in STAGES]
+        for cell in having(data["cells"], model=model):
+            bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in STAGES]
         width = 0.8 / len(bars)
         for index, (name, heights) in enumerate(bars.items()):
             colour = "0.3" if name == "published" else f"C{index - ('published' in bars)}"
@@ -137,10 +110,4 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-ablation",
-    title="Figure 4: the ablation",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+EXPERIMENT = Experiment(30, "domoe-ablation", "Figure 4: the ablation", __doc__, measure, sheets, draw)

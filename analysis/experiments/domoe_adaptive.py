@@ -3,19 +3,21 @@
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
-from analysis.pages.sheets import Sheet, number, percent
-from analysis.runs import Design, Place, run, scene_at, spread
-from analysis.workloads import kept
+from analysis.pages.sheets import Sheet, number, run_cells
+from analysis.runs import Design, run, scene_at, spread
+from analysis.workloads import loaded
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
 from sim.predictors.adaptive import objective
+from sim.run.scene import SceneOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORKLOAD = "law"
 SPACINGS = (2, 4, 8, 16)
 CHOSEN: dict[str, dict[str, Any]] = {
     "adaptive": {"layers": "adaptive"},
@@ -25,38 +27,34 @@ CHOSEN: dict[str, dict[str, Any]] = {
 """Chosen by the objective: its exact minimum, the best of sampled sets, and the minimum with chances told by layer."""
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """DoMoE with predictions at even and at chosen layers, on every model, with every software profile."""
-    jobs: list[tuple[str, Place, str, dict[str, Any]]] = []
-    for suite, software in product(setup.suites, setup.software):
-        workload = WORKLOAD if WORKLOAD in suite.workloads else next(iter(suite.workloads))
-        n_layers = kept(suite.workloads[workload][0].path).n_layers
+    jobs: list[tuple[str, SceneOptions, str, dict[str, Any]]] = []
+    for model, software in product(options.models, options.software):
+        sources = next(iter(model.workloads.values()))
+        n_layers = loaded(sources[0].path).n_layers
         even = ["all", *(f"every:{n}" for n in SPACINGS if n < n_layers), f"every:{n_layers}"]
-        place = setup.place(suite, suite.workloads[workload], software)
+        place = options.place(model, sources, software)
         sets = {layers: {"layers": layers} for layers in even} | CHOSEN
-        jobs += [(suite.model, place, name, values) for name, values in sets.items()]
-    expected = spread(_expected, jobs, setup.workers, "predicting costs")
-    outcomes = run([Design(place, "domoe", values) for _, place, _, values in jobs], setup.workers, "adaptive")
+        jobs += [(model.name, place, name, values) for name, values in sets.items()]
+    expected = spread(_expected, jobs, options.processes, "predicting costs")
+    outcomes = run([Design(place, "domoe", values) for _, place, _, values in jobs], options.processes, "adaptive")
     points = [
         {"model": model, "layers": layers, **costs, "tpot_ms": _ms(outcome.report.tpot_ms.mean), **outcome.to_json()}
         for (model, _, layers, _), costs, outcome in zip(jobs, expected, outcomes, strict=True)
     ]
-    return {"points": points, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"points": points, "made": options.made()}
 
 
-def _expected(job: tuple[str, Place, str, dict[str, Any]]) -> Data:
+def _expected(job: tuple[str, SceneOptions, str, dict[str, Any]]) -> Data:
     """The objective and what it is made of."""
     _, place, _, values = job
     here = scene_at(place)
     setting = Setting(here.model, here.budget, here.profile, here.seed, here.hardware, here.software)
     policy = make_policy("domoe", setting, values)
     assert isinstance(policy, Domoe)
-    level, n_experts, n_layers = (
-        here.trace.meta["embedding"]["prefill_layer"],
-        here.trace.n_experts,
-        here.trace.n_layers,
-    )
-    at = policy.prediction_layers(level, n_experts, n_layers)
+    level, n_experts = here.trace.meta["embedding"]["prefill_layer"], here.trace.n_experts
+    at = policy.prediction_layers(level, n_experts, here.trace.n_layers)
     found = policy.estimate(level, n_experts)
     return {
         "at": list(at),
@@ -75,38 +73,36 @@ def _ms(value: float | None) -> float | None:
 def sheets(data: Data) -> list[Sheet]:
     """A table a model and software, a row a set of layers."""
     result = []
-    for model, software in dict.fromkeys((p["model"], p["software"]) for p in data["points"]):
-        mine = [p for p in data["points"] if (p["model"], p["software"]) == (model, software)]
+    shown = ["tokens/s", "hit", "late", "miss", "predict ms/token"]
+    for model, software in product(distinct(data["points"], "model"), distinct(data["points"], "software")):
+        mine = having(data["points"], model=model, software=software)
         rows = [
-            [p["layers"], str(len(p["at"])), number(p["expected_ms"]), number(p["expected_by_layer_ms"]),
-             number(p["tpot_ms"]), number(p["tokens_per_s"], 3),
-             percent(p["hit_ratio"]), percent(p["late_ratio"]), percent(p["miss_ratio"]),
-             number(p["predict_ms_per_token"], 3)]
+            [p["layers"], str(len(p["at"])), *map(number, (p["expected_ms"], p["expected_by_layer_ms"], p["tpot_ms"])),
+             *run_cells(p, shown, tokens_per_s=3, predict_ms_per_token=3)]
             for p in mine
         ]  # fmt: skip
         first, best = mine[0], min(mine, key=lambda p: float(p["tpot_ms"]))
         miss = first["miss_by_offset"]
-        shown = [offset for offset in (0, 1, 2, 4, 8, 16, 32) if offset < len(miss)]
+        offsets = [offset for offset in (0, 1, 2, 4, 8, 16, 32) if offset < len(miss)]
         notes = [
             f"c_pred {number(first['c_pred_ms'], 3)} ms, c_load {number(first['c_load_ms'])} ms; chance of a "
-            f"misprediction by offset: {', '.join(f'{offset}: {miss[offset]:.3f}' for offset in shown)}.",
+            f"misprediction by offset: {', '.join(f'{offset}: {miss[offset]:.3f}' for offset in offsets)}.",
             f"Least simulated time: {best['layers']}; chosen: "
             + "; ".join(f"{p['layers']} {', '.join(map(str, p['at']))}" for p in mine if p["layers"] in CHOSEN)
             + ".",
         ]
-        ratios = ["tokens/s", "hit", "late", "miss", "predict ms/token"]
-        columns = ["layers", "predictions", "expected ms", "by layer", "simulated ms", *ratios]
+        columns = ["layers", "predictions", "expected ms", "by layer", "simulated ms", *shown]
         result.append(Sheet(f"Expected and simulated time of a token: {model}, {software}", columns, rows, notes))
     return result
 
 
 def draw(data: Data, figure: "Figure") -> None:
     """Simulated over expected time, a point a set of layers, a colour a software profile, a panel a model."""
-    models = list(dict.fromkeys(p["model"] for p in data["points"]))
+    models = distinct(data["points"], "model")
     (axes,) = panels(figure, models, 2.6, 4.2)
     for ax, model in zip(axes, models, strict=True):
-        for software in dict.fromkeys(p["software"] for p in data["points"]):
-            mine = [p for p in data["points"] if (p["model"], p["software"]) == (model, software)]
+        for software in distinct(data["points"], "software"):
+            mine = having(data["points"], model=model, software=software)
             line = ax.plot([p["expected_ms"] for p in mine], [p["tpot_ms"] for p in mine], "o", ms=4, label=software)
             for p in mine:
                 if p["layers"] == "adaptive":
@@ -117,10 +113,5 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-adaptive",
-    title="Adaptive prediction: expected and simulated cost",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Adaptive prediction: expected and simulated cost"
+EXPERIMENT = Experiment(40, "domoe-adaptive", TITLE, __doc__, measure, sheets, draw)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis import bootstrap
 from analysis.bootstrap import throughput_ratio
-from analysis.experiment import Data, Experiment, Setup
+from analysis.contest import contest
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment
 from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
-from analysis.pages.sheets import Sheet, interval, number, percent
+from analysis.pages.sheets import Sheet, interval, number, run_cells
 from analysis.published import ALL, domoe
-from analysis.runs import Design, Outcome, replayed_design, spread
-from analysis.workloads import MIXED
+from analysis.runs import Design, Outcome, replayed_design
 from sim.run.terms import TooSmallError
 
 if TYPE_CHECKING:
@@ -33,36 +34,30 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """DoMoE and others at every cache size, on each model's mixed workload (or the last one that it has)."""
-    bootstrap.check()
-    places = []
-    for suite, cache in product(setup.suites, CACHES):
-        workload = MIXED if MIXED in suite.workloads else list(suite.workloads)[-1]
-        place = setup.place(suite, suite.workloads[workload], cache=cache)
-        places.append((suite.model, workload, cache, place))
     contestants = {DOMOE: ("domoe", CHOICES[DOMOE][0]), **RIVALS}
-    designs = [Design(place, *one) for _, _, _, place in places for one in contestants.values()]
-    outcomes = iter(spread(_tried, designs, setup.workers, "cache sizes"))
+    places = list(product(options.models, CACHES))
+    cells = [(options.place(model, model.workloads[model.mixed], cache=cache), contestants) for model, cache in places]
     points = []
-    for index, (model, workload, cache, _) in enumerate(places):
-        ran = {name: outcome for name in contestants if (outcome := next(outcomes)) is not None}
+    for index, ran in enumerate(contest(cells, options.processes, "cache sizes", _tried)):
+        model, cache = places[index]
         if DOMOE not in ran:
             continue
         points.append(
             {
-                "model": model,
-                "workload": workload,
+                "model": model.name,
+                "workload": model.mixed,
                 "cache": cache,
                 "runs": {name: outcome.to_json() for name, outcome in ran.items()},
                 "over": {
-                    rival: throughput_ratio(ran[DOMOE].shares, ran[rival].shares, setup.seed + index).to_json()
+                    rival: throughput_ratio(ran[DOMOE].shares, ran[rival].shares, options.seed + index).to_json()
                     for rival in RIVALS
                     if rival in ran
                 },
             }
         )
-    return {"points": points, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"points": points, "made": options.made()}
 
 
 def _tried(design: Design) -> Outcome | None:
@@ -77,7 +72,7 @@ def sheets(data: Data) -> list[Sheet]:
     """Ratios of throughput by cache size, then DoMoE's own numbers beside the bound."""
     rows = [
         [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in RIVALS),
-         number(p["runs"][DOMOE]["tokens_per_s"]), percent(p["runs"][DOMOE]["hit_ratio"]),
+         *run_cells(p["runs"][DOMOE], ["tokens/s", "hit"]),
          number(min(p["runs"][DOMOE]["compute_bound"], p["runs"][DOMOE]["link_bound"] or np.inf))]
         for p in data["points"]
     ]  # fmt: skip
@@ -92,11 +87,11 @@ def sheets(data: Data) -> list[Sheet]:
 
 def draw(data: Data, figure: "Figure") -> None:
     """Ratios over cache size, a panel a model; the published average over FMoE dashed."""
-    models = list(dict.fromkeys(p["model"] for p in data["points"]))
+    models = distinct(data["points"], "model")
     (axes,) = panels(figure, models, 3.4, 4, sharey=True)
     (claim,) = domoe().claims("Table 2", "throughput", ALL, over="fmoe")
     for ax, model in zip(axes, models, strict=True):
-        mine = [p for p in data["points"] if p["model"] == model]
+        mine = having(data["points"], model=model)
         cache = [float(p["cache"].rstrip("%")) for p in mine]
         for index, rival in enumerate(name for name in RIVALS if name != "clairvoyant"):
             over = [p["over"].get(rival, _NONE) for p in mine]
@@ -111,10 +106,5 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-cache-size",
-    title="Where DoMoE gains: over cache size",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Where DoMoE gains: over cache size"
+EXPERIMENT = Experiment(20, "domoe-cache-size", TITLE, __doc__, measure, sheets, draw)

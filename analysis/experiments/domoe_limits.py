@@ -5,13 +5,15 @@ bytes a second, a system that keeps nothing and never lets the link idle reaches
 of its look-ups cannot exceed W / (m M).
 """
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, number, percent
 from analysis.published import Point, domoe
 from analysis.runs import scene_at
 from sim.log import DECODE
 from sim.machine.hardware import Hardware
-from sim.model.spec import ModelSpec, resolve_model
+from traces.models.known import resolve_model
+from traces.models.spec import ModelSpec
 
 FIGURES = ("Figure 4", "Figure 5")
 
@@ -47,21 +49,21 @@ def limits(point: Point, model: ModelSpec, machine: Hardware) -> Data:
     return found
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Limits of all published points, and the bounds at this cache of each model that there are traces of."""
-    machine = Hardware.load(setup.hardware)
+    machine = Hardware.load(options.hardware)
     paper = domoe()
     points = [
         limits(point, resolve_model(point.model), machine) for figure in FIGURES for point in paper.points(figure)
     ]
     bounds = []
-    for suite in setup.suites:
-        for name, sources in suite.workloads.items():
-            here = scene_at(setup.place(suite, sources))
+    for model in options.models:
+        for name, sources in model.workloads.items():
+            here = scene_at(options.place(model, sources))
             decode = int((here.work.schedule.phase == DECODE).sum())
             bounds.append(
                 {
-                    "model": suite.model,
+                    "model": model.name,
                     "workload": name,
                     "compute_bound": decode * 1e9 / here.bound.decode_compute_ns,
                     "link_bound": decode * here.bound.bytes_per_s / max(1, here.bound.decode_link_bytes),
@@ -80,7 +82,7 @@ def measure(setup: Setup) -> Data:
         ],
         "link_gbps": machine.link_bytes_per_s / 1e9,
         "link_source": machine.link_source,
-        "made": setup.made([source for suite in setup.suites for source in suite.sources]),
+        "made": options.made(),
     }
 
 
@@ -155,9 +157,5 @@ def _verdict(point: Data) -> str:
     return f"{published / point['streaming']:.2f} x streaming"
 
 
-EXPERIMENT = Experiment(
-    name="domoe-limits",
-    title="What the link allows of DoMoE's published numbers",
-    measure=measure,
-    sheets=sheets,
-)
+TITLE = "What the link allows of DoMoE's published numbers"
+EXPERIMENT = Experiment(90, "domoe-limits", TITLE, __doc__, measure, sheets)

@@ -4,35 +4,37 @@ from itertools import product
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, percent
-from analysis.workloads import Suite, kept
+from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
-from sim.model.spec import resolve_model
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
 from sim.predictors.matching import confusion
+from traces.models.known import resolve_model
 
 READINGS = ("A", "B")
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Best match and all tables consulted for the evaluation prompts of every domain. Raises InputError for none."""
     models = [
-        _matched(suite, reading, setup.seed)
-        for suite, reading in product(setup.suites, READINGS)
-        if len(suite.domains) > 1 and all(kept(source.path).prefill_embeddings is not None for source in suite.sources)
+        _matched(model, reading, options.seed)
+        for model, reading in product(options.models, READINGS)
+        if len(model.domains) > 1
+        and all(loaded(source.path).prefill_embeddings is not None for source in model.sources)
     ]
     if not models:
         raise InputError("matching prompts: no model has prefill embeddings of two domains")
-    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"models": models, "made": options.made()}
 
 
-def _matched(suite: Suite, reading: str, seed: int) -> Data:
-    traces = [kept(source.path) for source in suite.sources]
-    model = resolve_model(traces[0].meta["model"], traces[0].n_layers)
+def _matched(model: ModelTraces, reading: str, seed: int) -> Data:
+    traces = [loaded(source.path) for source in model.sources]
+    spec = resolve_model(traces[0].meta["model"], traces[0].layers)
     profile = [trace.select("profile") for trace in traces]
-    policy = make_policy("domoe", Setting(model, 0, profile, seed), {"reading": reading})
+    policy = make_policy("domoe", Setting(spec, 0, profile, seed), {"reading": reading})
     assert isinstance(policy, Domoe)
     predictor = policy.predictor(traces[0].meta["embedding"]["prefill_layer"], traces[0].n_experts)
     names = [table.domain for table in predictor.tables]
@@ -44,7 +46,7 @@ def _matched(suite: Suite, reading: str, seed: int) -> Data:
     prompts = sum(int(counts[label][0].sum()) for label in labels)
     own = [names.index(label) for label in labels]
     return {
-        "model": suite.model,
+        "model": model.name,
         "reading": reading,
         "tables": names,
         "prompts": labels,
@@ -81,9 +83,5 @@ def sheets(data: Data) -> list[Sheet]:
     return result
 
 
-EXPERIMENT = Experiment(
-    name="domoe-matching",
-    title="Domain matching: confusion over domains",
-    measure=measure,
-    sheets=sheets,
-)
+TITLE = "Domain matching: confusion over domains"
+EXPERIMENT = Experiment(80, "domoe-matching", TITLE, __doc__, measure, sheets)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
 from analysis.pages.sheets import Sheet, number, percent
 from analysis.published import domoe
 from analysis.runs import spread
-from analysis.workloads import Suite, kept
+from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
 from traces.statistics.recall import NEIGHBOURS, recall, vote
 
@@ -69,10 +70,10 @@ def agreement(table: Tokens, asking: Tokens, experts: int) -> Data:
     }
 
 
-def _at_level(job: tuple[Suite, int]) -> list[Data]:
+def _at_level(job: tuple[ModelTraces, int]) -> list[Data]:
     """What every domain's table answers every domain's questions, at one level: router input of that routed layer."""
-    suite, level = job
-    tables, asking, experts = _tokens(suite, level)
+    model, level = job
+    tables, asking, experts = _tokens(model, level)
     return [
         {"level": level, "table": table.domain, "asking": one.domain, **agreement(table, one, experts)}
         for one in asking
@@ -80,13 +81,13 @@ def _at_level(job: tuple[Suite, int]) -> list[Data]:
     ]
 
 
-def _tokens(suite: Suite, level: int) -> tuple[list[Tokens], list[Tokens], int]:
+def _tokens(model: ModelTraces, level: int) -> tuple[list[Tokens], list[Tokens], int]:
     """Equal tables of all domains, those who ask, and the number of experts.
 
     What is known before routed layer ``level`` has its route is the embedding at ``level``: the embedding layer's
     output for the first, the router input of the layer before for all others.
     """
-    whole = [kept(source.path) for source in suite.sources]
+    whole = [loaded(source.path) for source in model.sources]
     found: dict[str, dict[str, Tokens]] = {"profile": {}, "eval": {}}
     for trace in whole:
         if trace.embeddings is None:
@@ -106,20 +107,20 @@ def _tokens(suite: Suite, level: int) -> tuple[list[Tokens], list[Tokens], int]:
     return tables, [found["eval"][domain] for domain in both], whole[0].n_experts
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """In-domain against cross-domain neighbours of each model with several domains. Raises InputError if none has."""
     models: list[Data] = []
-    for suite in setup.suites:
-        tables, asking, _ = _tokens(suite, 0)
+    for model in options.models:
+        tables, asking, _ = _tokens(model, 0)
         if len(tables) < 2:
             continue
-        layers = kept(suite.sources[0].path).n_layers
-        jobs = [(suite, level) for level in range(layers)]
-        answers = [a for one in spread(_at_level, jobs, setup.workers, f"neighbours, {suite.model}") for a in one]
+        layers = loaded(model.sources[0].path).n_layers
+        jobs = [(model, level) for level in range(layers)]
+        answers = [a for one in spread(_at_level, jobs, options.processes, f"neighbours, {model.name}") for a in one]
         domains = [table.domain for table in tables]
         models.append(
             {
-                "model": suite.model,
+                "model": model.name,
                 "domains": domains,
                 "entries": len(tables[0].routes),
                 "asked": {one.domain: len(one.routes) for one in asking},
@@ -129,7 +130,7 @@ def measure(setup: Setup) -> Data:
         )
     if not models:
         raise InputError("neighbours of other domains: no model has embeddings of two domains in both splits")
-    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"models": models, "made": options.made()}
 
 
 def _matrix(answers: Sequence[Data], domains: Sequence[str], what: str) -> list[list[float]]:
@@ -202,10 +203,5 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes.flat)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-neighbours",
-    title="Figure 1: in-domain against cross-domain neighbours",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Figure 1: in-domain against cross-domain neighbours"
+EXPERIMENT = Experiment(60, "domoe-neighbours", TITLE, __doc__, measure, sheets, draw)

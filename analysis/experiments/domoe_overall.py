@@ -5,18 +5,19 @@ as large as the two that DoMoE searches (2 N), or as large as all that it stores
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis import bootstrap
 from analysis.bootstrap import Ratio, Shares, caught_ratio, hit_ratio, mean_ratio, throughput_ratio
-from analysis.experiment import Data, Experiment, Setup
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent
+from analysis.contest import Contestants, contest
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment, Part
+from analysis.options import ExperimentOptions
+from analysis.pages.sheets import NOTHING, Sheet, interval, number, run_cells
 from analysis.published import ALL, Claim, Metric, domoe
-from analysis.runs import Design, Outcome, run
-from analysis.workloads import Suite
+from analysis.runs import Outcome
+from analysis.workloads import ModelTraces
 
 ENTRIES = 2000
 """N: what the paper finds best, a domain."""
@@ -27,18 +28,10 @@ METRICS: dict[str, Callable[[Shares, Shares, int], Ratio]] = {
 }
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A policy as it is compared."""
-
-    name: str
-    policy: str
-    values: dict[str, Any]
-
-
 DOMOE = "domoe"
 RIVALS = {"fmoe": ("fmoe, N", "fmoe, 2 N", "fmoe, domains x N"), "moe-infinity": ("moe-infinity",)}
 """Whom the paper compares with, and the contestants that may be meant by it."""
+MEANT = [name for names in RIVALS.values() for name in names]
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     DOMOE: ({"eviction": "score"}, {"eviction": "score"}),
     "domoe, one key an entry": ({"eviction": "score", "keys": "entry"}, {"eviction": "score"}),
@@ -50,23 +43,22 @@ The first is what the claims are held against: both evict what the entries of th
 """
 
 
-def contestants(suite: Suite, choices: Iterable[str] = CHOICES) -> list[Contestant]:
+def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> Contestants:
     """DoMoE and FMoE by these ``choices``, MoE-Infinity, then policies that need no table."""
-    entries = dict(zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(suite.domains) * ENTRIES), strict=True))
+    entries = dict(zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(model.domains) * ENTRIES), strict=True))
     evictions = dict.fromkeys(CHOICES[name][1]["eviction"] for name in choices)
-    return [
-        *(Contestant(name, "domoe", CHOICES[name][0]) for name in choices),
-        *(
-            Contestant(_evicting(name, eviction), "fmoe", {"entries": n, "eviction": eviction})
-            for eviction in evictions
-            for name, n in entries.items()
-        ),
-        Contestant("moe-infinity", "moe-infinity", {}),
-        Contestant("previous-token", "previous-token", {}),
-        Contestant("lru, a layer", "lru", {"scope": "layer"}),
-        Contestant("popularity, domain", "popularity", {"by": "domain"}),
-        Contestant("clairvoyant", "clairvoyant", {}),
-    ]
+    return {
+        **{name: ("domoe", CHOICES[name][0]) for name in choices},
+        **{
+            _evicting(name, eviction): ("fmoe", {"entries": n, "eviction": eviction})
+            for eviction, (name, n) in product(evictions, entries.items())
+        },
+        "moe-infinity": ("moe-infinity", {}),
+        "previous-token": ("previous-token", {}),
+        "lru, a layer": ("lru", {"scope": "layer"}),
+        "popularity, domain": ("popularity", {"by": "domain"}),
+        "clairvoyant": ("clairvoyant", {}),
+    }
 
 
 OPEN = "fast"
@@ -82,48 +74,41 @@ def _beside(ours: str, over: str) -> str:
     return _evicting(over, CHOICES[ours][1]["eviction"]) if over in RIVALS["fmoe"] else over
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Contestants on every workload with every software profile, and DoMoE's ratios with their intervals.
 
     What the paper leaves open is tried under one software profile, the first way under all.
     """
-    bootstrap.check()
-    cells = [
-        (suite, name, software) for suite, software in product(setup.suites, setup.software) for name in suite.workloads
-    ]
-    everything = OPEN if OPEN in setup.software else setup.software[0]
-    choices = {software: [*CHOICES] if software == everything else [DOMOE] for software in setup.software}
-    designs = [
-        Design(setup.place(suite, suite.workloads[name], software), one.policy, one.values)
-        for suite, name, software in cells
-        for one in contestants(suite, choices[software])
-    ]
-    outcomes = iter(run(designs, setup.workers, "table 2"))
+    everything = OPEN if OPEN in options.software else options.software[0]
+    choices = {software: [*CHOICES] if software == everything else [DOMOE] for software in options.software}
+    cells = [(m, name, software) for m, software in product(options.models, options.software) for name in m.workloads]
+    outcomes = contest(
+        [
+            (options.place(model, model.workloads[name], software), contestants(model, choices[software]))
+            for model, name, software in cells
+        ],
+        options.processes,
+        "table 2",
+    )
     measured: list[Data] = []
     drawn: dict[tuple[str, str, str, str], list[tuple[str, Ratio, float | None]]] = {}
-    for index, (suite, name, software) in enumerate(cells):
-        ran = {one.name: next(outcomes) for one in contestants(suite, choices[software])}
+    for index, ((model, name, software), ran) in enumerate(zip(cells, outcomes, strict=True)):
         cell: Data = {
-            "model": suite.model,
+            "model": model.name,
             "workload": name,
             "software": Path(software).stem,
             "sequences": len(ran[DOMOE].shares.tokens),
             "runs": {who: outcome.to_json() for who, outcome in ran.items()},
             "ratios": [],
         }
-        for ours, over, metric in product(choices[software], [one for who in RIVALS.values() for one in who], METRICS):
+        for ours, over, metric in product(choices[software], MEANT, METRICS):
             theirs = ran[_beside(ours, over)]
-            ratio = METRICS[metric](ran[ours].shares, theirs.shares, setup.seed + index)
+            ratio = METRICS[metric](ran[ours].shares, theirs.shares, options.seed + index)
             most = _most(metric, theirs)
-            drawn.setdefault((cell["software"], ours, over, metric), []).append((suite.model, ratio, most))
+            drawn.setdefault((cell["software"], ours, over, metric), []).append((model.name, ratio, most))
             cell["ratios"].append({"ours": ours, "over": over, "metric": metric, **ratio.to_json(), "most": most})
         measured.append(cell)
-    return {
-        "entries": ENTRIES,
-        "cells": measured,
-        "means": _means(drawn),
-        "made": setup.made([source for suite in setup.suites for source in suite.sources]),
-    }
+    return {"entries": ENTRIES, "cells": measured, "means": _means(drawn), "made": options.made()}
 
 
 def _most(metric: str, rival: Outcome) -> float | None:
@@ -132,7 +117,8 @@ def _most(metric: str, rival: Outcome) -> float | None:
         d = rival.report.decode
         caught = d.hits + (d.late if metric == "hit or late" else 0)
         return round(d.lookups / caught, 4) if caught else None
-    bounds = [b for b in rival.report.bounds.values() if b is not None]
+    both = (rival.report.bounds[name] for name in ("compute_tokens_per_s", "link_tokens_per_s"))
+    bounds = [bound for bound in both if bound is not None]
     return round(min(bounds) / rival.tokens_per_s, 4) if bounds and rival.tokens_per_s else None
 
 
@@ -159,33 +145,27 @@ def _means(drawn: dict[tuple[str, str, str, str], list[tuple[str, Ratio, float |
 
 def sheets(data: Data) -> list[Sheet]:
     """Published claims against simulated means; ratios by workload; by what the paper leaves open; every run."""
-    softwares = list(dict.fromkeys(cell["software"] for cell in data["cells"]))
     return [
         _claims(data),
         *(_ratios(data, metric) for metric in ("throughput", "hit ratio")),
         _choices(data),
-        *(_runs(data, software) for software in softwares),
+        *(_runs(data, software) for software in distinct(data["cells"], "software")),
     ]
 
 
 def _claims(data: Data) -> Sheet:
     """Each claim of the paper beside the simulated mean of the same, for every software and reading of it."""
     shown: tuple[Metric, ...] = ("throughput", "hit ratio")
-    softwares = list(dict.fromkeys(m["software"] for m in data["means"]))
+    softwares = distinct(data["means"], "software")
     rows = []
-    models = dict.fromkeys([ALL, *(m["model"] for m in data["means"])])
+    models = dict.fromkeys([ALL, *distinct(data["means"], "model")])
     for model, (rival, names), metric in product(models, RIVALS.items(), shown):
         for claim, over in product(domoe().claims("Table 2", metric, model, over=rival), names):
-            means = {
-                m["software"]: m
-                for m in data["means"]
-                if (m["model"], m["metric"], m["ours"], m["over"]) == (model, metric, DOMOE, over)
-            }
-            found = [means[software] for software in softwares]
-            said = dict.fromkeys(verdict(claim, mean) for mean in found)
+            found = having(data["means"], model=model, metric=metric, ours=DOMOE, over=over)  # one a software
+            said = [verdict(claim, mean) for mean in found]
             rows.append(
                 [model, metric, over, claim.text, *map(interval, found), number(found[0]["most"]),
-                 " / ".join(said if len(said) == 1 else [verdict(claim, mean) for mean in found])]
+                 said[0] if len({*said}) == 1 else " / ".join(said)]
             )  # fmt: skip
     notes = (
         "Published: DoMoE's ratio over the rival, as the paper's text gives it. Simulated: mean over workloads (and "
@@ -216,58 +196,58 @@ def verdict(claim: Claim, ratio: Data) -> str:
 def _ratios(data: Data, metric: str) -> Sheet:
     """Ratios of one metric, a row a model, workload and software, each followed by the means."""
     rows = []
-    over = [one for who in RIVALS.values() for one in who]
     for model, software in dict.fromkeys((m["model"], m["software"]) for m in data["means"]):
-        kinds = [
-            (cell["workload"], cell["ratios"])
-            for cell in data["cells"]
-            if (cell["model"], cell["software"]) == (model, software)
-        ]
-        mean = [m for m in data["means"] if (m["model"], m["software"]) == (model, software)]
-        for workload, ratios in [*kinds, ("mean", mean)]:
-            found = {r["over"]: r for r in ratios if (r["ours"], r["metric"]) == (DOMOE, metric)}
-            rows.append([model, software, workload, *(interval(found[one]) for one in over)])
-    columns = ["model", "software", "workload", *(f"over {one}" for one in over)]
+        cells = having(data["cells"], model=model, software=software)
+        mean = {"workload": "mean", "ratios": having(data["means"], model=model, software=software)}
+        for cell in [*cells, mean]:
+            rows.append([model, software, cell["workload"], *_over(cell["ratios"], DOMOE, metric)])
+    columns = ["model", "software", "workload", *(f"over {one}" for one in MEANT)]
     return Sheet(f"Simulated: DoMoE's {metric} over that of its rivals", columns, rows)
+
+
+def _over(ratios: list[Data], ours: str, metric: str) -> list[str]:
+    """The ratios of one metric over each rival, as shown."""
+    found = {ratio["over"]: ratio for ratio in having(ratios, ours=ours, metric=metric)}
+    return [interval(found[one]) for one in MEANT]
 
 
 def _choices(data: Data) -> Sheet:
     """The means over everything, for what the paper leaves open."""
-    over = [one for who in RIVALS.values() for one in who]
-    means = [m for m in data["means"] if m["model"] == ALL]
+    means = having(data["means"], model=ALL)
     tried = [m["software"] for m in means if m["ours"] != DOMOE]
     software = tried[0] if tried else means[0]["software"]
-    rows = []
-    for ours, metric in product(dict.fromkeys(m["ours"] for m in means), METRICS):
-        found = {m["over"]: m for m in means if (m["software"], m["ours"], m["metric"]) == (software, ours, metric)}
-        rows.append([ours, metric, *(interval(found[one]) for one in over)])
+    mine = having(means, software=software)
+    rows = [[ours, metric, *_over(mine, ours, metric)] for ours, metric in product(distinct(means, "ours"), METRICS)]
     notes = (
         "Means over all models and workloads. One key an entry: tables hold one embedding an entry, not one a layer. "
         "lru: both evict the least recently used. Hit or late: the expert was resident, or its prefetch was queued or "
         "under way: what a hit is if prefetches count that have not arrived.",
     )
-    columns = ["ours", "ratio of", *(f"over {one}" for one in over)]
+    columns = ["ours", "ratio of", *(f"over {one}" for one in MEANT)]
     return Sheet(f"Simulated: what the paper leaves open, software {software}", columns, rows, notes)
 
 
 def _runs(data: Data, software: str) -> Sheet:
+    shown = ["tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "tables MiB", "TTFT ms",
+             "efficiency"]  # fmt: skip
     rows = [
-        [cell["model"], cell["workload"], name, number(r["tokens_per_s"]), percent(r["hit_ratio"]),
-         percent(r["late_ratio"]), percent(r["miss_ratio"]), number(r["gib_per_token"]), percent(r["wasted"]),
-         number(r["predict_ms_per_token"]), number(r["tables_mib"], 0), number(r["ttft_ms"], 0),
-         percent(r["efficiency"])]
-        for cell in data["cells"]
-        if cell["software"] == software
-        for name, r in cell["runs"].items()
-    ]  # fmt: skip
-    columns = ["model", "workload", "policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted",
-               "predict ms/token", "tables MiB", "TTFT ms", "efficiency"]  # fmt: skip
+        [cell["model"], cell["workload"], name, *run_cells(run, shown)]
+        for cell in having(data["cells"], software=software)
+        for name, run in cell["runs"].items()
+    ]
+    columns = ["model", "workload", "policy", *shown]
     return Sheet(f"Simulated: every run, software {software}", columns, rows, detail=True)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-overall",
-    title="Table 2: DoMoE over FMoE and MoE-Infinity",
-    measure=measure,
-    sheets=sheets,
+HALF = Part(
+    "-half", cache="50%", about="Room for half of all experts, which an L40 has for Mixtral-8x7B and Phi-3.5-MoE."
 )
+OTHER_SEED = Part(
+    "-other-seed",
+    heading="A second training",
+    traces="other_seed",
+    about="A model trained anew from the same base and data with another seed, which draws anew which expert serves "
+    "what. Intervals do not cover how much a training changes the ratios.",
+)
+TITLE = "Table 2: DoMoE over FMoE and MoE-Infinity"
+EXPERIMENT = Experiment(10, "domoe-overall", TITLE, __doc__, measure, sheets, parts=[Part(), HALF, OTHER_SEED])

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment
+from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, number
 from analysis.published import domoe
-from analysis.workloads import Suite, kept
+from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,28 +40,23 @@ def layer_cosines(embeddings: np.ndarray) -> np.ndarray:
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """The matrix of each model whose traces hold embeddings. Raises InputError if none does."""
-    models: list[Data] = []
-    for suite in setup.suites:
-        entry = _measured(suite)
-        if entry:
-            models.append(entry)
+    models = [entry for model in options.models if (entry := _measured(model))]
     if not models:
         raise InputError("no trace holds the array embeddings, whose similarity is asked for; capture one with them")
-    return {"models": models, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+    return {"models": models, "made": options.made()}
 
 
-def _measured(suite: Suite) -> Data | None:
-    loaded = [kept(source.path) for source in suite.sources]
-    held = [trace for trace in loaded if trace.embeddings is not None]
+def _measured(model: ModelTraces) -> Data | None:
+    held = [trace for source in model.sources if (trace := loaded(source.path)).embeddings is not None]
     if not held:
         return None
     matrix = layer_cosines(np.concatenate([trace.embeddings for trace in held if trace.embeddings is not None]))
     about = held[0].meta.get("embedding", {})
-    record = _record(suite)
+    record = _record(model)
     return {
-        "model": suite.model,
+        "model": model.name,
         "rows": int(sum(len(trace.decode_rows) for trace in held)),
         "stored_as": f"{about.get('dims', '?')} principal directions of {about.get('bits', '?')} bits",
         "cosine": [[round(float(v), 4) for v in row] for row in matrix],
@@ -68,14 +64,14 @@ def _measured(suite: Suite) -> Data | None:
     }
 
 
-def _record(suite: Suite) -> Data | None:
+def _record(model: ModelTraces) -> Data | None:
     """The capture's own statistics (``capture --statistics``), from whole embeddings, if there are any of this model.
 
     They are looked for beside the traces and among the bundled ones, by the hash of the model's checkpoint.
     """
-    checkpoint = kept(suite.sources[0].path).meta.get("captured", {}).get("checkpoint_sha256")
+    checkpoint = loaded(model.sources[0].path).meta.get("captured", {}).get("checkpoint_sha256")
     bundled = Path(str(resources.files("traces")))
-    for folder in (Path(suite.sources[0].path).parent, bundled, bundled / "records"):
+    for folder in (Path(model.sources[0].path).parent, bundled, bundled / "records"):
         for path in sorted(folder.glob("*_routing.json")):
             record = json.loads(path.read_text("utf-8"))
             if checkpoint and record.get("captured", {}).get("checkpoint_sha256") == checkpoint:
@@ -130,10 +126,5 @@ def draw(data: Data, figure: "Figure") -> None:
     figure.colorbar(image, ax=list(axes), label="mean cosine of a token's embeddings", fraction=0.03)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-similarity",
-    title="Figure 2: layer-to-layer similarity of embeddings",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Figure 2: layer-to-layer similarity of embeddings"
+EXPERIMENT = Experiment(70, "domoe-similarity", TITLE, __doc__, measure, sheets, draw)

@@ -1,52 +1,48 @@
 """Figure 5: hit ratio and throughput over the number of entries of a domain's table."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment, Part
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
-from analysis.pages.sheets import NOTHING, Sheet, number, percent
+from analysis.pages.sheets import NOTHING, Sheet, percent, run_cells
 from analysis.published import domoe
 from analysis.runs import Design, run
-from analysis.workloads import Suite, kept
+from analysis.workloads import Source, loaded
 from sim.log import DECODE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENTRIES = (100, 250, 500, 1000, 1500, 2000, 2500, 3000)
-WORKLOAD = "law"
-"""The paper does not say on which workload; this is the one with the longest profile."""
 
 
-def measure(setup: Setup) -> Data:
-    """DoMoE at every table size that the profile of the workload can fill, on every model that has it."""
-    sizes = setup.entries or ENTRIES
-    jobs = []
-    for suite in setup.suites:
-        workload = WORKLOAD if WORKLOAD in suite.workloads else next(iter(suite.workloads))
-        held = _held(suite, workload)
-        for software, entries in product(setup.software, sizes):
+def measure(options: ExperimentOptions) -> Data:
+    """DoMoE at every table size that the profile of each model's first workload can fill.
+
+    The paper does not say on which workload; the first is law, with the longest profile, where there is law.
+    """
+    jobs: list[tuple[Data, Design]] = []
+    for model in options.models:
+        workload, sources = next(iter(model.workloads.items()))
+        held = _held(sources)
+        for software, entries in product(options.software, options.entries or ENTRIES):
             if entries <= held:
-                jobs.append((suite, workload, held, software, entries))
-    designs = [
-        Design(setup.place(suite, suite.workloads[workload], software), "domoe", {"entries": entries})
-        for suite, workload, _, software, entries in jobs
-    ]
-    points = [
-        {"model": suite.model, "workload": workload, "held": held, "entries": entries, **outcome.to_json()}
-        for (suite, workload, held, _, entries), outcome in zip(
-            jobs, run(designs, setup.workers, "figure 5"), strict=True
-        )
-    ]
-    return {"points": points, "made": setup.made([source for suite in setup.suites for source in suite.sources])}
+                where = {"model": model.name, "workload": workload, "held": held, "entries": entries}
+                jobs.append((where, Design(options.place(model, sources, software), "domoe", {"entries": entries})))
+    outcomes = run([design for _, design in jobs], options.processes, "figure 5")
+    points = [where | outcome.to_json() for (where, _), outcome in zip(jobs, outcomes, strict=True)]
+    return {"points": points, "made": options.made()}
 
 
-def _held(suite: Suite, workload: str) -> int:
-    """Profile tokens of decode that the workload's traces hold."""
-    traces = [kept(source.path) for source in suite.workloads[workload]]
+def _held(sources: Sequence[Source]) -> int:
+    """Profile tokens of decode that the traces hold."""
+    traces = [loaded(source.path) for source in sources]
     return sum(int((trace.row_split("profile") & (trace.phase == DECODE)).sum()) for trace in traces)
 
 
@@ -66,19 +62,14 @@ def sheets(data: Data) -> list[Sheet]:
             (paper.statements("Figure 5")[0].says + ".", "* worked out from a factor that the paper gives."),
         )
     ]
-    for model in dict.fromkeys(p["model"] for p in data["points"]):
-        mine = [p for p in data["points"] if p["model"] == model]
-        softwares = list(dict.fromkeys(p["software"] for p in mine))
-        rows = [
-            [p["software"], f"{p['entries']:,}", number(p["tokens_per_s"], 3), percent(p["hit_ratio"]),
-             percent(p["late_ratio"]), percent(p["miss_ratio"]), number(p["predict_ms_per_token"]),
-             number(p["tables_mib"], 0)]
-            for p in mine
-        ]  # fmt: skip
-        columns = ["software", "entries", "tokens/s", "hit", "late", "miss", "predict ms/token", "tables MiB"]
-        best = [f"{s}: {_best([p for p in mine if p['software'] == s])}" for s in softwares]
+    shown = ["tokens/s", "hit", "late", "miss", "predict ms/token", "tables MiB"]
+    for model in distinct(data["points"], "model"):
+        mine = having(data["points"], model=model)
+        rows = [[p["software"], f"{p['entries']:,}", *run_cells(p, shown, tokens_per_s=3)] for p in mine]
+        best = [f"{s}: {_best(having(mine, software=s))}" for s in distinct(mine, "software")]
         title = f"Figure 5, simulated: {model}, {mine[0]['workload']} ({mine[0]['held']:,} profile tokens)"
-        result.append(Sheet(title, columns, rows, (f"Most tokens/s at entries: {', '.join(best)}.",)))
+        notes = (f"Most tokens/s at entries: {', '.join(best)}.",)
+        result.append(Sheet(title, ["software", "entries", *shown], rows, notes))
     return result
 
 
@@ -88,14 +79,14 @@ def _best(points: list[Data]) -> str:
 
 def draw(data: Data, figure: "Figure") -> None:
     """Throughput and hit ratio over entries, a row each, a column a model; what is published in black."""
-    models = list(dict.fromkeys(p["model"] for p in data["points"]))
+    models = distinct(data["points"], "model")
     axes = panels(figure, models, 3.6, 6, rows=2, sharex=True)
     for column, model in enumerate(models):
         for row, (what, label) in enumerate((("tokens_per_s", "tokens/s"), ("hit_ratio", "hit ratio"))):
             ax = axes[row][column]
-            mine = [p for p in data["points"] if p["model"] == model]
-            for index, software in enumerate(dict.fromkeys(p["software"] for p in mine)):
-                line = [(p["entries"], p[what], 1 - p["miss_ratio"]) for p in mine if p["software"] == software]
+            mine = having(data["points"], model=model)
+            for index, software in enumerate(distinct(mine, "software")):
+                line = [(p["entries"], p[what], 1 - p["miss_ratio"]) for p in having(mine, software=software)]
                 entries, value, caught = np.array(line).T
                 ax.plot(entries, value, f"C{index}o-", ms=3, label=f"simulated, {software}")
                 if what == "hit_ratio":
@@ -113,10 +104,6 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes.flat)
 
 
-EXPERIMENT = Experiment(
-    name="domoe-table-size",
-    title="Figure 5: throughput and hits over table size",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+TITLE = "Figure 5: throughput and hits over table size"
+LARGE = Part(traces="large", else_all=True)
+EXPERIMENT = Experiment(50, "domoe-table-size", TITLE, __doc__, measure, sheets, draw, [LARGE])

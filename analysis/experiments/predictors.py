@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.entries import having
+from analysis.experiment import Data, Experiment
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
+from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
 from analysis.pages.sheets import NOTHING, Sheet, percent
 from analysis.runs import spread
-from analysis.workloads import Source, Suite, kept
-from sim.model.spec import resolve_model
+from analysis.workloads import ModelTraces, Source, loaded
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
 from sim.predictors import Predictor
@@ -29,6 +30,7 @@ from sim.predictors.previous_token import PreviousToken
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
 from traces.mix import mix
+from traces.models.known import resolve_model
 from traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def _tables(**values: object) -> Callable[[Sequence[Trace], View], Predictor]:
     """DoMoE's predictor with these parameters."""
 
     def build(profile: Sequence[Trace], view: View) -> Predictor:
-        model = resolve_model(profile[0].meta["model"], profile[0].n_layers)
+        model = resolve_model(profile[0].meta["model"], profile[0].layers)
         policy = make_policy("domoe", Setting(model, 0, profile), dict(values))
         assert isinstance(policy, Domoe)
         return policy.predictor(view.prompt_level, view.n_experts)
@@ -75,50 +77,50 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Judge every predictor on every workload, with each profile that it can be given."""
     jobs = [
-        (suite, workload, name, knowledge)
-        for suite in setup.suites
-        for workload, sources in suite.workloads.items()
+        (model, workload, name, knowledge)
+        for model in options.models
+        for workload, sources in model.workloads.items()
         for name, kind in KINDS.items()
-        if all(getattr(kept(source.path), array) is not None for source in suite.sources for array in kind.needs)
-        for knowledge in (_known(suite, sources) if kind.learns else [NOTHING_LEARNED])
+        if all(getattr(loaded(source.path), array) is not None for source in model.sources for array in kind.needs)
+        for knowledge in (_known(model, sources) if kind.learns else [NOTHING_LEARNED])
     ]
     return {
         "horizons": list(HORIZONS),
-        "judged": spread(_judged, jobs, setup.workers, "predictors"),
-        "chance": {suite.model: _chance(suite) for suite in setup.suites},
-        "made": setup.made([source for suite in setup.suites for source in suite.sources]),
+        "judged": spread(_judged, jobs, options.processes, "predictors"),
+        "chance": {model.name: _chance(model) for model in options.models},
+        "made": options.made(),
     }
 
 
-def _known(suite: Suite, sources: Sequence[Source]) -> list[str]:
+def _known(model: ModelTraces, sources: Sequence[Source]) -> list[str]:
     """What there is to learn from for a workload of these sources."""
     mine = {domain for source in sources for domain in source.domains}
-    return [OWN, OTHER, POOLED] if set(suite.domains) - mine else [POOLED]
+    return [OWN, OTHER, POOLED] if set(model.domains) - mine else [POOLED]
 
 
-def _chance(suite: Suite) -> float:
-    trace = kept(suite.sources[0].path)
+def _chance(model: ModelTraces) -> float:
+    trace = loaded(model.sources[0].path)
     return round(trace.top_k / trace.n_experts, 4)
 
 
-def _judged(job: tuple[Suite, str, str, str]) -> Data:
+def _judged(job: tuple[ModelTraces, str, str, str]) -> Data:
     """One predictor, taught one way, on one workload."""
-    suite, workload, name, knowledge = job
-    sources = suite.workloads[workload]
-    whole = mix([kept(source.path) for source in sources]).select("eval")
+    model, workload, name, knowledge = job
+    sources = model.workloads[workload]
+    whole = mix([loaded(source.path) for source in sources]).select("eval")
     view = plain_view(whole)
-    profile = [] if knowledge == NOTHING_LEARNED else _profile(suite, sources, knowledge)
+    profile = [] if knowledge == NOTHING_LEARNED else _profile(model, sources, knowledge)
     result = judge(KINDS[name].build(profile, view), view, whole.experts[whole.decode_rows])
-    return {"model": suite.model, "workload": workload, "predictor": name, "learned_from": knowledge} | _shown(result)
+    return {"model": model.name, "workload": workload, "predictor": name, "learned_from": knowledge} | _shown(result)
 
 
-def _profile(suite: Suite, sources: Sequence[Source], knowledge: str) -> list[Trace]:
+def _profile(model: ModelTraces, sources: Sequence[Source], knowledge: str) -> list[Trace]:
     mine = {domain for source in sources for domain in source.domains}
-    wanted = {OWN: mine, OTHER: set(suite.domains) - mine, POOLED: set(suite.domains)}[knowledge]
-    traces = [kept(source.path) for source in suite.sources if set(source.domains) & wanted]
+    wanted = {OWN: mine, OTHER: set(model.domains) - mine, POOLED: set(model.domains)}[knowledge]
+    traces = [loaded(source.path) for source in model.sources if set(source.domains) & wanted]
     return [
         t.select("profile", sorted(wanted & set(t.domain.tolist()))) for t in traces if (t.split == "profile").any()
     ]
@@ -140,27 +142,20 @@ def _shown(result: Judgement) -> Data:
 
 def _mean(data: Data, model: str, predictor: str, learned_from: str, what: str, horizon: str) -> float | None:
     """Mean over workloads; None where a workload lacks it."""
-    found = [
-        j[what][horizon]
-        for j in data["judged"]
-        if (j["model"], j["predictor"], j["learned_from"]) == (model, predictor, learned_from)
-    ]
-    there = [value for value in found if value is not None]
+    judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned_from)
+    there = [j[what][horizon] for j in judged if j[what][horizon] is not None]
     return float(np.mean(there)) if there else None
 
 
 def _taught(data: Data, model: str) -> list[tuple[str, str]]:
     """Predictors and what each learned from, in order."""
-    return list(dict.fromkeys((j["predictor"], j["learned_from"]) for j in data["judged"] if j["model"] == model))
+    return list(dict.fromkeys((j["predictor"], j["learned_from"]) for j in having(data["judged"], model=model)))
 
 
 def _layer_curve(data: Data, model: str, predictor: str, learned_from: str, what: str = "recall") -> list[float]:
     """Recall (or precision) of each layer at horizon 1, mean over workloads; NaN where there is none."""
-    curves = [
-        [np.nan if v is None else v for v in j[f"{what}_by_layer"]]
-        for j in data["judged"]
-        if (j["model"], j["predictor"], j["learned_from"]) == (model, predictor, learned_from)
-    ]
+    judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned_from)
+    curves = [[np.nan if v is None else v for v in j[f"{what}_by_layer"]] for j in judged]
     return [float(v) for v in np.mean(curves, axis=0)]
 
 
@@ -176,12 +171,9 @@ def sheets(data: Data) -> list[Sheet]:
             for h in [*horizons, str(STEP_BEGIN)]:
                 recall, precision = (_mean(data, model, predictor, learned, w, h) for w in ("recall", "precision"))
                 cells.append(_cell(recall, precision))
-            whole = [
-                j["recall_of_all_layers"]
-                for j in data["judged"]
-                if (j["model"], j["predictor"], j["learned_from"]) == (model, predictor, learned)
-            ]
-            rows.append([predictor, learned, percent(float(np.mean(whole))), *cells])
+            judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned)
+            whole = float(np.mean([j["recall_of_all_layers"] for j in judged]))
+            rows.append([predictor, learned, percent(whole), *cells])
         notes = (
             f"Means over workloads, for layers that every horizon can reach (from the {max(data['horizons'])}th on) so "
             f"that columns compare; the next layer over all layers beside them. n ahead: the layer is the n-th after "
@@ -240,10 +232,4 @@ def draw(data: Data, figure: "Figure") -> None:
     legend(figure, axes.flat)
 
 
-EXPERIMENT = Experiment(
-    name="predictors",
-    title="Predictors apart from caches",
-    measure=measure,
-    sheets=sheets,
-    draw=draw,
-)
+EXPERIMENT = Experiment(100, "predictors", "Predictors apart from caches", __doc__, measure, sheets, draw)

@@ -8,6 +8,7 @@ Beside them stands what costs nothing: the experts that the previous token took.
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import numpy as np
 
 from analysis import bootstrap
 from analysis.bootstrap import Rate, ratio
-from analysis.experiment import Data, Experiment, Setup
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent
-from analysis.runs import Design, Outcome, Place, run, scene_at
-from analysis.workloads import Suite, kept, suites
+from analysis.experiment import Data, Experiment, Part
+from analysis.options import ExperimentOptions
+from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent, run_cells
+from analysis.runs import Design, Outcome, run, scene_at
+from analysis.workloads import ModelTraces, by_model, loaded
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
 from sim.policies import policy_classes
-from sim.run.scene import lacking
+from sim.run.scene import SceneOptions, lacking
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
 from traces.trace import DECODE, Trace
@@ -31,28 +33,26 @@ VARIABLE = "MOE_REPLAY_ROUTES"
 """Environment variable that names a folder of published routes."""
 
 
-def measure(setup: Setup) -> Data:
+def measure(options: ExperimentOptions) -> Data:
     """Every policy and the domain tables on every model's routes. Raises InputError if there are none."""
     bootstrap.check()
-    found = suites([_as_trace(path) for path in _files(setup.traces)])
+    found = by_model([_as_trace(path) for path in _files(options.traces)])
     places = {
-        (suite.model, name): Place(
-            setup.place(suite, sources).traces, _profile(suite), setup.hardware, "fast", setup.cache, seed=setup.seed
-        )
-        for suite in found
-        for name, sources in suite.workloads.items()
+        (model.name, name): replace(options.place(model, sources), profile=_profile(model))
+        for model in found
+        for name, sources in model.workloads.items()
     }
     designs = {key: _able(place) for key, place in places.items()}
     flat = [design for able, _ in designs.values() for design in able]
-    outcomes = iter(run(flat, setup.workers, "published routes"))
+    outcomes = iter(run(flat, options.processes, "published routes"))
     replays: list[Data] = []
     for (model, workload), (able, refused) in designs.items():
         done = [next(outcomes) for _ in able]
         replays.append({"model": model, "workload": workload, **_replayed(done), "refused": refused})
     return {
         "replays": replays,
-        "tables": [entry for suite in found if (entry := tables(suite, setup.seed))],
-        "made": setup.made([source for suite in found for source in suite.sources]),
+        "tables": [entry for model in found if (entry := tables(model, options.seed))],
+        "made": options.made(found),
     }
 
 
@@ -67,7 +67,7 @@ def _files(given: Sequence[str | Path] | None) -> list[Path]:
 
 
 def _as_trace(path: Path) -> Path:
-    """A trace as it is; a record that ``traces convert`` reads, converted once and kept."""
+    """A trace as it is; a record that ``traces convert`` reads, converted once and loaded."""
     if "meta" in read_arrays(path)[0]:
         return path
     folder = cache_folder("routes")
@@ -84,13 +84,13 @@ def _as_trace(path: Path) -> Path:
     return target
 
 
-def _profile(suite: Suite) -> tuple[str, ...] | None:
+def _profile(model: ModelTraces) -> tuple[str, ...] | None:
     """The files that have a profile split, to learn from."""
-    having = tuple(s.path for s in suite.sources if (kept(s.path).split == "profile").any())
+    having = tuple(s.path for s in model.sources if (loaded(s.path).split == "profile").any())
     return having or None
 
 
-def _able(place: Place) -> tuple[list[Design], list[Data]]:
+def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
     """A design of every policy and variant that can run there, and why each other one cannot."""
     here = scene_at(place)
     able: list[Design] = []
@@ -124,13 +124,13 @@ def _replayed(outcomes: Sequence[Outcome]) -> Data:
     }
 
 
-def tables(suite: Suite, seed: int = 0) -> Data | None:
+def tables(model: ModelTraces, seed: int = 0) -> Data | None:
     """Recall of the evaluation tokens' experts by popularity tables and by the previous token; None with one domain.
 
     A table names the K experts of each layer that its profile rows took most. ``other`` is the mean over the tables of
     all other domains. Intervals are over sequences.
     """
-    whole = Trace.concat([kept(source.path) for source in suite.sources])
+    whole = Trace.concat([loaded(source.path) for source in model.sources])
     domains = sorted(
         set(whole.domain[whole.split == "profile"].tolist()) & set(whole.domain[whole.split == "eval"].tolist())
     )
@@ -152,7 +152,7 @@ def tables(suite: Suite, seed: int = 0) -> Data | None:
     used = (whole.experts[rows] >= 0).sum(axis=(1, 2))
     rate = {name: _per_sequence(whole, rows, hits, used) for name, hits in found.items()}
     return {
-        "model": suite.model,
+        "model": model.name,
         "domains": len(domains),
         "tokens": len(rows),
         "chance": round(whole.top_k / whole.n_experts, 4),
@@ -227,17 +227,12 @@ _REFERENCES = "all-in-gpu, clairvoyant and oracle are references: they ignore th
 
 
 def _replay_sheet(entry: Data) -> Sheet:
-    rows = [
-        [_name(r), number(r["tokens_per_s"]), percent(r["hit_ratio"]), percent(r["late_ratio"]),
-         percent(r["miss_ratio"]), number(r["gib_per_token"]), percent(r["wasted"]), number(r["predict_ms_per_token"]),
-         percent(r["efficiency"])]
-        for r in entry["runs"]
-    ]  # fmt: skip
+    shown = ["tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
+    rows = [[_name(r), *run_cells(r, shown)] for r in entry["runs"]]
     bounds = f"Bounds: compute {number(entry['compute_bound'])} tokens/s, link {number(entry['link_bound'])} tokens/s."
     refused = [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
-    columns = ["policy", "tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
     title = f"{entry['model']}, {entry['workload']}: {entry['sequences']} sequences, {entry['tokens']:,} tokens"
-    return Sheet(title, columns, rows, (bounds, _REFERENCES, *refused), detail=True)
+    return Sheet(title, ["policy", *shown], rows, (bounds, _REFERENCES, *refused), detail=True)
 
 
 def _name(entry: Data) -> str:
@@ -246,8 +241,5 @@ def _name(entry: Data) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="real-routes",
-    title="Published routes of real models",
-    measure=measure,
-    sheets=sheets,
+    120, "real-routes", "Published routes of real models", __doc__, measure, sheets, parts=[Part(traces="routes")]
 )

@@ -29,10 +29,5 @@ def legend(figure: "Figure", axes: Iterable[Any]) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     figure.legend(
-        list(found.values()),
-        list(found),
-        loc="outside lower center",
-        ncols=min(5, len(found)),
-        fontsize=8,
-        frameon=False,
+        found.values(), found, loc="outside lower center", ncols=min(5, len(found)), fontsize=8, frameon=False
     )

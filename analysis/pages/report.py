@@ -1,177 +1,135 @@
-"""A page of many experiments: tables between marks, figures and data beside it.
+"""A report: a page an experiment with tables, figures and data beside it, and a page that lists them.
 
-What stands between the marks of a part is written anew; everything else on the page is a person's and stays.
+The experiments' pages are written anew each time. Of the page that lists them only the list is: whatever stands
+outside its marks is a person's and stays.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from analysis.experiment import Data, Experiment, Setup
+from analysis.experiment import Data, Experiment, Part, ReportInputs
 from analysis.experiments import EXPERIMENTS
+from analysis.options import ExperimentOptions
 from analysis.pages.figures import check, draw
-from analysis.pages.text import block, read, read_from, text, write_text
+from analysis.pages.text import made_from, of_the_bundled, read, read_from, tables, text, write_text
 from ground.errors import InputError
 
-Paths = Sequence[str | Path] | None
+REPORTS = ("domoe",)
+LIST, END = "<!-- pages -->", "<!-- end of pages -->"
+"""Marks around the list of pages."""
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a report is made from: traces of its own for some parts; a part without keeps the data that is there."""
-
-    setup: Setup
-    other_seed: Paths = None
-    large: Paths = None
-    routes: Paths = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """One experiment on a page: ``key`` names its files, ``setup`` what it is run with (None if that is missing)."""
-
-    key: str
-    experiment: str
-    setup: Callable[[Inputs], Setup | None]
-    needs: str = ""
-    """The option without which it is not measured again."""
-    also: str = ""
-    """What tells its heading from that of another part with the same experiment."""
-
-    @property
-    def of(self) -> Experiment:
-        """The experiment."""
-        return EXPERIMENTS[self.experiment]
-
-    @property
-    def title(self) -> str:
-        """Its heading."""
-        return f"{self.of.title}{self.also and f', {self.also}'}"
-
-
-def _plain(inputs: Inputs) -> Setup:
-    return inputs.setup
-
-
-def _with(name: str) -> Callable[[Inputs], Setup | None]:
-    """The setup on other traces, those of ``Inputs.name``."""
-
-    def setup(inputs: Inputs) -> Setup | None:
-        paths: Paths = getattr(inputs, name)
-        return None if paths is None else replace(inputs.setup, traces=paths)
-
-    return setup
-
-
-HALF = "50%"
-
-REPORTS: dict[str, tuple[Part, ...]] = {
-    "domoe": (
-        Part("domoe-overall", "domoe-overall", _plain),
-        Part(
-            "domoe-overall-half",
-            "domoe-overall",
-            lambda inputs: replace(inputs.setup, cache=HALF),
-            also=f"cache {HALF}",
-        ),
-        Part("domoe-overall-other-seed", "domoe-overall", _with("other_seed"), "--other-seed", "second training seed"),
-        Part("domoe-limits", "domoe-limits", _plain),
-        Part("domoe-ablation", "domoe-ablation", _plain),
-        Part("domoe-cache-size", "domoe-cache-size", _plain),
-        Part("domoe-table-size", "domoe-table-size", lambda inputs: _with("large")(inputs) or inputs.setup),
-        Part("domoe-adaptive", "domoe-adaptive", _plain),
-        Part("domoe-neighbours", "domoe-neighbours", _plain),
-        Part("domoe-similarity", "domoe-similarity", _plain),
-        Part("domoe-matching", "domoe-matching", _plain),
-        Part("predictors", "predictors", _plain),
-        Part("anomalies", "anomalies", _plain),
-        Part("real-routes", "real-routes", _with("routes"), "--routes"),
-    )
-}
-
-
-def _parts(name: str) -> tuple[Part, ...]:
-    if name not in REPORTS:
-        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
-    return REPORTS[name]
+def _parts() -> Iterator[tuple[str, Experiment, Part]]:
+    """All runs that a report holds: the name of the data of each, its experiment, and what it is run with."""
+    for experiment in EXPERIMENTS.values():
+        for part in experiment.parts:
+            yield f"{experiment.name}{part.suffix}", experiment, part
 
 
 def files_of(name: str) -> list[str]:
     """Names of the files that the report ``name`` may write into its folder. Raises InputError for an unknown name."""
-    return [f"{name}.md", *(f"{part.key}{end}" for part in _parts(name) for end in (".json", ".png"))]
+    if name not in REPORTS:
+        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
+    made = [f"{key}{end}" for key, _, _ in _parts() for end in (".json", ".png")]
+    return [f"{name}.md", *(f"{one}.md" for one in EXPERIMENTS), *made]
 
 
-def report(name: str, folder: str | Path, inputs: Inputs, only: Sequence[str] | None = None) -> Path:
-    """Measure the parts of the report ``name`` and write page, figures and data into ``folder``; returns the page.
+def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[str] | None = None) -> Path:
+    """Measure the parts of the report ``name`` and write pages, figures and data into ``folder``.
 
-    ``only`` measures some parts again and leaves the data of the others as it is. Raises InputError for an unknown
-    name or part, and if the page that is there lacks the marks of a part.
+    ``only`` measures some parts again and leaves the data of the others as it is. Returns the page that lists the
+    others. Raises InputError for an unknown name or part, and if the page that is there lacks the marks of its list.
     """
-    parts = _parts(name)
-    unknown = set(only or ()) - {part.key for part in parts}
+    files_of(name)
+    keys = [key for key, _, _ in _parts()]
+    unknown = set(only or ()) - {*keys}
     if unknown:
-        raise InputError(f"--only {unknown.pop()}: expected one of {', '.join(part.key for part in parts)}")
+        raise InputError(f"--only {unknown.pop()}: expected one of {', '.join(keys)}")
     target = Path(folder)
     if not target.is_dir():
         raise InputError(f"-o {target}: is no folder; make it first")
     page = target / f"{name}.md"
-    before = page.read_text("utf-8") if page.exists() else _empty(name, parts)
-    replaced(before, {part.key: "" for part in parts})  # a page that lacks a mark is refused before any work is done
-    for part in parts:
-        if part.of.draw is not None:
-            check(part.of, target / f"{part.key}.png")
-    blocks = {}
-    for part in parts:
-        setup = part.setup(inputs) if only is None or part.key in only else None
-        blocks[part.key] = _made(part, target, setup)
-    write_text(page, replaced(before, blocks))
+    before = page.read_text("utf-8") if page.exists() else f"# {name}: published beside simulated\n\n{LIST}\n{END}\n"
+    listed(before, "")  # a page without marks is refused before any work is done
+    for key, experiment, _ in _parts():
+        if experiment.draw is not None:
+            check(experiment, target / f"{key}.png")
+    found: dict[str, Data] = {}
+    for key, experiment, part in _parts():
+        options = part.options(inputs) if only is None or key in only else None
+        data = _data(key, experiment, target, options)
+        if data is not None:
+            found[key] = data
+    lines = [_written(name, experiment, target, found) for experiment in EXPERIMENTS.values()]
+    write_text(page, listed(before, "".join(lines)))
     return page
 
 
-def _made(part: Part, folder: Path, setup: Setup | None) -> str:
-    """Measure a part (None: read what was measured earlier), write its data and figure, and return its block."""
-    path = folder / f"{part.key}.json"
-    if setup is not None:
-        print(f"{part.key} ...", file=sys.stderr, flush=True)
+def _data(key: str, experiment: Experiment, folder: Path, options: ExperimentOptions | None) -> Data | None:
+    """The data of a part, measured (without ``options``: read, if it is there), and its figure drawn."""
+    path = folder / f"{key}.json"
+    if options is not None:
+        print(f"{key} ...", file=sys.stderr, flush=True)
         try:
-            data: Data = part.of.measure(setup)
+            data = experiment.measure(options)
         except InputError as error:
-            raise InputError(
-                f"{part.key}: {error}; --only leaves it out, --show makes a page of what is there"
-            ) from None
-        write_text(path, text(part.of, data))
+            raise InputError(f"{key}: {error}; --only leaves it out, --show makes a page of what is there") from None
+        write_text(path, text(experiment, data))
     elif path.exists():
-        data = read(path, part.of)
+        data = read(path, experiment)
     else:
-        return f"Not measured{f': it needs {part.needs}' if part.needs else ''}.\n"
-    picture = ""
-    if part.of.draw is not None:
-        with read_from(path if setup is None else None, part.of):
-            draw(part.of, data, path.with_suffix(".png"))
-        picture = f"![{part.title}]({part.key}.png)\n\n"
-    return f"{picture}{block(part.of, data, path.name)}"
+        return None
+    if experiment.draw is not None:
+        with read_from(path if options is None else None, experiment):
+            draw(experiment, data, path.with_suffix(".png"))
+    return data
 
 
-def _empty(name: str, parts: Sequence[Part]) -> str:
-    blocks = "\n".join(f"## {part.title}\n\n{_mark(part.key)}\n{_end(part.key)}\n" for part in parts)
-    return f"# {name}: published beside simulated\n\n{blocks}"
+def _written(name: str, experiment: Experiment, folder: Path, found: Mapping[str, Data]) -> str:
+    """Write an experiment's page, if any part of it has data, and return its line in the list of pages."""
+    parts = {f"{experiment.name}{part.suffix}": part for part in experiment.parts}
+    lacking = [f"{key} is not measured{f': it needs {part.needs}' if part.needs else ''}" for key, part in parts.items()
+               if key not in found]  # fmt: skip
+    blocks = [_block(key, experiment, part, found[key], folder) for key, part in parts.items() if key in found]
+    title = experiment.title
+    if blocks:
+        head = f"# {title}\n\n{experiment.about.strip()}\n\nWhat follows for the claims: [{name}.md]({name}.md).\n"
+        write_text(folder / f"{experiment.name}.md", "\n".join([head, *blocks]))
+        title = f"[{title}]({experiment.name}.md)"
+    return f"- {title}{''.join(f'; {one}' for one in lacking)}\n"
 
 
-def _mark(key: str) -> str:
-    return f"<!-- {key} -->"
+def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Path) -> str:
+    """One part on its experiment's page: figure, tables, where the data comes from, and how it is made again."""
+    heading = f"## {part.heading or 'Cache ' + data['made']['cache']}\n\n" if len(experiment.parts) > 1 else ""
+    about = f"{part.about}\n\n" if part.about else ""
+    picture = f"![{experiment.title}]({key}.png)\n\n" if experiment.draw is not None else ""
+    sheets = experiment.sheets(data)
+    more = f"python -m analysis table {experiment.name} --data {(folder / key).as_posix()}.json\n"
+    commands = f"{_command(key, part, data, folder)}\n{more if any(sheet.detail for sheet in sheets) else ''}"
+    shown = tables(sheet for sheet in sheets if not sheet.detail)
+    files = "" if of_the_bundled(data) else ", with these traces in the place of FILES"
+    return (
+        f"{heading}{about}{picture}{shown}\n{made_from(data)} Data: [{key}.json]({key}.json). Made again{files} by:\n\n"
+        f"```\n{commands}```\n"
+    )
 
 
-def _end(key: str) -> str:
-    return f"<!-- end of {key} -->"
+def _command(key: str, part: Part, data: Data, folder: Path) -> str:
+    """What measures a part again, with FILES for the traces that the data names, if they are not the bundled ones."""
+    made, usual = data["made"], ExperimentOptions()
+    given = [f"--{option} {made[option]}" for option in ("hardware", "cache", "seed")
+             if made[option] not in (getattr(usual, option), part.cache)]  # fmt: skip
+    if not of_the_bundled(data):
+        given.append(f"{part.needs or '--traces'} FILES")
+    return " ".join([f"python -m analysis report domoe -o {folder.as_posix()} --only {key}", *given])
 
 
-def replaced(page: str, blocks: Mapping[str, str]) -> str:
-    """The page with what stands between the marks of each block replaced. Raises InputError for marks that lack."""
-    for key, content in blocks.items():
-        before, mark, rest = page.partition(_mark(key))
-        _, end, after = rest.partition(_end(key))
-        if not mark or not end:
-            raise InputError(f"the page lacks the marks {_mark(key)} and {_end(key)}; put them where the part belongs")
-        page = f"{before}{mark}\n{content}{end}{after}"
-    return page
+def listed(page: str, lines: str) -> str:
+    """The page with these lines between the marks of its list. Raises InputError if it lacks the marks."""
+    before, mark, rest = page.partition(LIST)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise InputError(f"the page lacks the marks {LIST} and {END}; put them where the list of pages belongs")
+    return f"{before}{mark}\n{lines}{end}{after}"

@@ -1,6 +1,6 @@
 """Tables as data, shown alike in a terminal and in Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table: cells are text as shown; ``notes`` stand below it. A ``detail`` is left out of a page of many."""
+    """One table: cells are text as shown; ``notes`` stand below it. A ``detail`` is left out of a report's pages."""
 
     title: str
     columns: Sequence[str]
@@ -54,3 +54,24 @@ def interval(ratio: Mapping[str, Any]) -> str:
     if ratio["low"] is None:
         return f"{ratio['value']:.3f}"
     return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+_OF_A_RUN: dict[str, tuple[str, Callable[[float | None, int], str], int]] = {
+    "tokens/s": ("tokens_per_s", number, 2),
+    "hit": ("hit_ratio", percent, 1),
+    "late": ("late_ratio", percent, 1),
+    "miss": ("miss_ratio", percent, 1),
+    "GiB/token": ("gib_per_token", number, 2),
+    "wasted": ("wasted", percent, 1),
+    "predict ms/token": ("predict_ms_per_token", number, 2),
+    "tables MiB": ("tables_mib", number, 0),
+    "TTFT ms": ("ttft_ms", number, 0),
+    "efficiency": ("efficiency", percent, 1),
+}
+"""Columns of a table of runs: the key of Outcome.to_json, how it is shown, and digits behind the point."""
+
+
+def run_cells(run: Mapping[str, Any], columns: Sequence[str], **digits: int) -> list[str]:
+    """What a run (Outcome.to_json) has in these columns; ``digits`` of some keys instead of the usual."""
+    wanted = [_OF_A_RUN[column] for column in columns]
+    return [shown(run[key], digits.get(key, usual)) for key, shown, usual in wanted]

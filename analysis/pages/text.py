@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -83,23 +83,15 @@ def write_text(path: Path, content: str) -> None:
 
 def markdown(experiment: Experiment, data: Data) -> str:
     """The tables of an experiment in Markdown, under their heading."""
-    return f"## {experiment.title}\n\n{_sheets(experiment.sheets(data))}\n{_made(data)}\n"
+    return f"## {experiment.title}\n\n{tables(experiment.sheets(data))}\n{made_from(data)}\n"
 
 
-def block(experiment: Experiment, data: Data, name: str) -> str:
-    """The tables of an experiment for a page of many, without details; ``name`` is the file of its data beside it."""
-    sheets = experiment.sheets(data)
-    more = [sheet.title for sheet in sheets if sheet.detail]
-    rest = f" More tables of it: `python -m analysis table {experiment.name} --data {name}`." if more else ""
-    shown = _sheets([sheet for sheet in sheets if not sheet.detail])
-    return f"{shown}\n{_made(data)} Data: [{name}]({name}).{rest}\n"
-
-
-def _sheets(sheets: Sequence[Sheet]) -> str:
+def tables(sheets: Iterable[Sheet]) -> str:
+    """Tables in Markdown, one below the other."""
     return "\n".join(sheet.markdown() for sheet in sheets)
 
 
-def _made(data: Data) -> str:
+def made_from(data: Data) -> str:
     """Where the data comes from, in sentences."""
     made = data["made"]
     by_model: dict[str, list[str]] = {}
@@ -107,12 +99,17 @@ def _made(data: Data) -> str:
         trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
         by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
     traces = "; ".join(f"{model}: {', '.join(files)}" for model, files in by_model.items())
-    others = {source["model"] for source in made["traces"] if source["sha256"] not in _bundled()}
-    apart = f" Those of {', '.join(sorted(others))} are captures that are not bundled." if others else ""
+    others = sorted({source["model"] for source in made["traces"] if source["sha256"] not in _bundled()})
+    apart = f" Those of {', '.join(others)} are captures that are not bundled." if others else ""
     return (
         f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}. "
         f"Traces of {traces}.{apart}"
     )
+
+
+def of_the_bundled(data: Data) -> bool:
+    """Whether the data was made from the bundled traces, all of them and no others."""
+    return {source["sha256"] for source in data["made"]["traces"]} == _bundled()
 
 
 @cache
@@ -123,4 +120,4 @@ def _bundled() -> frozenset[str]:
 
 def show(experiment: Experiment, data: Data, json_target: str | None) -> None:
     """The tables on standard output, unless JSON goes there."""
-    output.show(Group(*experiment.sheets(data), Text(_made(data), style="dim")), json_target)
+    output.show(Group(*experiment.sheets(data), Text(made_from(data), style="dim")), json_target)

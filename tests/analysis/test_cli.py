@@ -10,9 +10,10 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.experiments import EXPERIMENTS
-from analysis.pages.report import REPORTS, replaced
+from analysis.pages.report import files_of, listed
 from ground.errors import InputError
 from tests.support.analysis_worlds import domain_traces
+from tests.support.places import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -136,51 +137,60 @@ def test_a_report_does_not_overwrite_an_input(said: Any, folder: Path, tmp_path:
     assert mine.read_text("utf-8") == "mine" and list(tmp_path.iterdir()) == [mine]
 
 
-def test_a_report_is_a_page_with_figures_and_data(said: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_report_is_a_page_an_experiment_with_figures_and_data_and_a_list_of_them(
+    said: Any, folder: Path, tmp_path: Path
+) -> None:
     only = ["--only", "domoe-similarity", "domoe-matching"]
     status, out, _ = said("report", "domoe", "-o", tmp_path, "--traces", folder, *only)
     page = tmp_path / "domoe.md"
     assert status == 0 and out.strip() == str(page)
-    text = page.read_text("utf-8")
-    assert "![Figure 2" in text and "Not measured: it needs --routes" in text
     assert {p.name for p in tmp_path.iterdir()} == {
-        "domoe.md", "domoe-similarity.json", "domoe-similarity.png", "domoe-matching.json"
+        "domoe.md", "domoe-similarity.json", "domoe-similarity.png", "domoe-similarity.md",
+        "domoe-matching.json", "domoe-matching.md",
     }  # fmt: skip
-    # What a person writes between the parts stays; what is not asked for again keeps its data.
+    text = page.read_text("utf-8")
+    assert "](domoe-similarity.md)" in text and "real-routes is not measured: it needs --routes" in text
+    similarity = (tmp_path / "domoe-similarity.md").read_text("utf-8")
+    assert similarity.startswith("# Figure 2") and "![Figure 2" in similarity
+    assert f"report domoe -o {tmp_path.as_posix()} --only domoe-similarity --traces FILES\n" in similarity
+    # What a person writes beside the list stays; what is not asked for again keeps its data.
     page.write_text(text.replace("# domoe:", "My findings.\n\n# domoe:"), "utf-8")
     status, _, _ = said("report", "domoe", "-o", tmp_path, "--show")
     assert status == 0 and page.read_text("utf-8") == "My findings.\n\n" + text
+    assert (tmp_path / "domoe-similarity.md").read_text("utf-8") == similarity
 
 
 def test_a_part_that_cannot_be_measured_is_named_and_what_was_measured_stays(
-    said: Any, folder: Path, tmp_path: Path
+    said: Any, folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    only = ["--only", "domoe-limits", "domoe-neighbours"]
+    only = ["--only", "domoe-limits", "real-routes", "--routes", tmp_path_factory.mktemp("empty")]
     status, _, err = said("report", "domoe", "-o", tmp_path, "--traces", folder / "toy_law.npz", *only)
-    assert status == 2 and "error: domoe-neighbours: " in err and "--only leaves it out" in err
+    assert status == 2 and "error: real-routes: " in err and "--only leaves it out" in err
     assert [p.name for p in tmp_path.iterdir()] == ["domoe-limits.json"]
     assert said("report", "domoe", "-o", tmp_path, "--show", "--traces", folder)[0] == 0
-    assert "[domoe-limits.json](domoe-limits.json)" in (tmp_path / "domoe.md").read_text("utf-8")
+    assert "[domoe-limits.json](domoe-limits.json)" in (tmp_path / "domoe-limits.md").read_text("utf-8")
 
 
 def test_a_page_that_lacks_a_mark_is_refused_before_any_work(said: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "domoe.md").write_text("# mine\n", "utf-8")
     status, _, err = said("report", "domoe", "-o", tmp_path, "--traces", folder)
-    assert status == 2 and "lacks the marks <!-- domoe-overall -->" in err
+    assert status == 2 and "lacks the marks <!-- pages -->" in err
     assert [p.name for p in tmp_path.iterdir()] == ["domoe.md"]
 
 
-def test_every_part_of_a_report_has_a_key_of_its_own_and_an_experiment() -> None:
-    for parts in REPORTS.values():
-        assert len({part.key for part in parts}) == len(parts)
-        assert {part.experiment for part in parts} == set(EXPERIMENTS)
-
-
-def test_blocks_are_replaced_between_their_marks_alone() -> None:
-    page = "a <!-- x -->old<!-- end of x --> b"
-    assert replaced(page, {"x": "new\n"}) == "a <!-- x -->\nnew\n<!-- end of x --> b"
+def test_the_list_of_pages_is_replaced_between_its_marks_alone() -> None:
+    page = "a <!-- pages -->old<!-- end of pages --> b"
+    assert listed(page, "- new\n") == "a <!-- pages -->\n- new\n<!-- end of pages --> b"
     with pytest.raises(InputError, match="lacks the marks"):
-        replaced("a <!-- x --> b", {"x": "new"})
+        listed("a <!-- pages --> b", "new")
+
+
+def test_experiments_have_a_name_a_place_and_files_that_no_other_has() -> None:
+    assert len({one.place for one in EXPERIMENTS.values()}) == len(EXPERIMENTS)
+    modules = {path.stem for path in (REPOSITORY / "analysis/experiments").glob("*.py")} - {"__init__"}
+    assert {name.replace("-", "_") for name in EXPERIMENTS} == modules
+    files = files_of("domoe")
+    assert len(set(files)) == len(files)
 
 
 def test_experiments_are_listed(said: Any) -> None:

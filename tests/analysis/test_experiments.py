@@ -9,40 +9,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.experiment import Data, Setup
+from analysis.experiment import Data
 from analysis.experiments import EXPERIMENTS, anomalies, predictors, real_routes
 from analysis.experiments import domoe_ablation as ablation
 from analysis.experiments import domoe_limits as limits
 from analysis.experiments import domoe_neighbours as neighbours
 from analysis.experiments import domoe_overall as overall
 from analysis.experiments import domoe_similarity as similarity
+from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, percent
 from analysis.pages.text import markdown
 from analysis.published import Claim, Point
-from analysis.runs import run, spread
-from analysis.workloads import suites
+from analysis.runs import Design, run, spread
+from analysis.workloads import by_model
 from ground.errors import InputError
 from sim.machine.hardware import Hardware
-from sim.model.spec import resolve_model
 from sim.run.scene import bundled_traces
 from tests.support.analysis_worlds import DOMAINS, EXPERTS, LAYERS, domain_trace, domain_traces
 from tests.support.strategies import make_trace
+from traces.models.known import resolve_model
 from traces.trace import Trace
 
 
 @pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def options(tmp_path_factory: pytest.TempPathFactory) -> ExperimentOptions:
     folder = domain_traces(tmp_path_factory.mktemp("traces") / "toy")
-    return Setup(traces=[folder], software=("fast", "implied"), cache="12", workers=1, entries=(2, 10, 5000))
+    return ExperimentOptions([folder], software=("fast", "implied"), cache="12", workers=1, entries=(2, 10, 5000))
 
 
 @pytest.fixture(scope="module")
-def measured(setup: Setup) -> dict[str, Data]:
+def measured(options: ExperimentOptions) -> dict[str, Data]:
     """Data of all experiments, each once."""
     monkey = pytest.MonkeyPatch()
     monkey.setattr(anomalies, "ACCURACIES", (0.0, 0.5, 1.0))
     monkey.setattr(anomalies, "SEEDS", 2)
-    data = {name: what.measure(setup) for name, what in EXPERIMENTS.items()}
+    data = {name: what.measure(options) for name, what in EXPERIMENTS.items()}
     monkey.undo()
     return data
 
@@ -52,14 +53,14 @@ def texts(sheets: list[Sheet]) -> str:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_tables_are_whole_and_name_no_folder(name: str, measured: dict[str, Data], setup: Setup) -> None:
+def test_tables_are_whole_and_name_no_folder(name: str, measured: dict[str, Data], options: ExperimentOptions) -> None:
     sheets = EXPERIMENTS[name].sheets(measured[name])
     assert sheets
     for sheet in sheets:
         assert sheet.rows or name == "real-routes", sheet.title
         assert {len(row) for row in sheet.rows} <= {len(sheet.columns)}, sheet.title
-    assert setup.traces is not None
-    assert str(Path(setup.traces[0]).parent) not in repr(measured[name])
+    assert options.traces is not None
+    assert str(Path(options.traces[0]).parent) not in repr(measured[name])
 
 
 def test_ratios_are_those_of_the_runs(measured: dict[str, Data]) -> None:
@@ -95,13 +96,12 @@ def test_means_are_over_workloads(measured: dict[str, Data]) -> None:
             assert mean["value"] == pytest.approx(np.mean(values), abs=2e-4)
 
 
-def test_fmoe_is_given_three_table_sizes_and_the_same_eviction(setup: Setup) -> None:
-    made = overall.contestants(setup.suites[0])
-    sizes = [c.values["entries"] for c in made if c.policy == "fmoe" and c.values["eviction"] == "score"]
+def test_fmoe_is_given_three_table_sizes_and_the_same_eviction(options: ExperimentOptions) -> None:
+    by_name = {name: values for name, (_, values) in overall.contestants(options.models[0]).items()}
+    sizes = [values["entries"] for values in by_name.values() if "entries" in values and values["eviction"] == "score"]
     assert sizes == [2000, 4000, len(DOMAINS) * 2000]
     for ours, over in product(overall.CHOICES, overall.RIVALS["fmoe"]):
-        by_name = {c.name: c for c in made}
-        assert by_name[ours].values["eviction"] == by_name[overall._beside(ours, over)].values["eviction"]
+        assert by_name[ours]["eviction"] == by_name[overall._beside(ours, over)]["eviction"]
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_domain_tables_on_routes_by_hand(tmp_path: Path) -> None:
 
     # Law's table names expert 0, code's expert 1, both pooled expert 1 (three times; 0 and 2 are taken less).
     paths = [written("law", [0, 0, 1, 0, 0, 0, 2]), written("code", [1, 1, 2, 1, 0, 3, 3])]
-    found = real_routes.tables(suites(paths)[0])
+    found = real_routes.tables(by_model(paths)[0])
     assert found is not None
     assert found["tokens"] == 8 and found["chance"] == 0.25
     assert found["recall"] == {"own": 0.5, "other": 0.125, "pooled": 0.125, "previous token": 0.25}
     assert found["own_over"]["previous token"]["value"] == 2.0
-    assert real_routes.tables(suites(paths[:1])[0]) is None
+    assert real_routes.tables(by_model(paths[:1])[0]) is None
 
 
 def test_routes_without_embeddings_are_refused_by_those_that_need_them(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_routes_without_embeddings_are_refused_by_those_that_need_them(tmp_path:
         split=whole.split.tolist(), meta={"model": whole.meta["model"]},
     )  # fmt: skip
     bare.save(tmp_path / "law.npz")
-    data = real_routes.measure(Setup(traces=[tmp_path], cache="12", workers=1))
+    data = real_routes.measure(ExperimentOptions(traces=[tmp_path], cache="12", workers=1))
     (entry,) = data["replays"]
     refused = {r["policy"]: r["reason"] for r in entry["refused"]}
     assert refused["domoe"] == "the trace has no array embeddings, which it needs"
@@ -259,21 +259,21 @@ def test_routes_without_embeddings_are_refused_by_those_that_need_them(tmp_path:
 def test_published_routes_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(real_routes.VARIABLE, raising=False)
     with pytest.raises(InputError, match=real_routes.VARIABLE):
-        real_routes.measure(Setup())
+        real_routes.measure(ExperimentOptions())
 
 
 def test_without_embeddings_there_is_one_line(tmp_path: Path) -> None:
     make_trace([[0, 1]] * 4, n_experts=4, sequence=[0, 0, 1, 1]).save(tmp_path / "bare.npz")
     for module in (similarity, neighbours):
         with pytest.raises(InputError, match="embeddings"):
-            module.measure(Setup(traces=[tmp_path], workers=1))
+            module.measure(ExperimentOptions(traces=[tmp_path], workers=1))
 
 
-def test_two_workers_give_what_one_gives(setup: Setup) -> None:
-    suite = setup.suites[0]
+def test_two_workers_give_what_one_gives(options: ExperimentOptions) -> None:
+    model = options.models[0]
     designs = [
-        overall.Design(setup.place(suite, sources), policy)
-        for sources in suite.workloads.values()
+        Design(options.place(model, sources), policy)
+        for sources in model.workloads.values()
         for policy in ("lru", "domoe")
     ]
     one, two = (run(designs, workers) for workers in (1, 2))
@@ -282,10 +282,10 @@ def test_two_workers_give_what_one_gives(setup: Setup) -> None:
         assert all(np.array_equal(vars(a.shares)[name], vars(b.shares)[name]) for name in vars(a.shares))
 
 
-def test_what_a_worker_refuses_is_told(setup: Setup) -> None:
-    place = setup.place(setup.suites[0], setup.suites[0].workloads["law"])
+def test_what_a_worker_refuses_is_told(options: ExperimentOptions) -> None:
+    place = options.place(options.models[0], options.models[0].workloads["law"])
     with pytest.raises(InputError, match="unknown"):
-        run([overall.Design(place, "lru"), overall.Design(place, "no-such-policy")], 2)
+        run([Design(place, "lru"), Design(place, "no-such-policy")], 2)
 
 
 def test_jobs_keep_their_order() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.workloads import suites
+from analysis.workloads import by_model
 from ground.errors import InputError
 from tests.support.strategies import make_trace
 from traces.trace import DECODE, PREFILL
@@ -33,18 +33,18 @@ def written(folder: Path, domain: str | list[str], *, name: str = "toy", sequenc
 def test_law_and_banking_stand_alone_and_the_rest_is_mixed(tmp_path: Path) -> None:
     for domain in ("math", "law", "code", "banking"):
         written(tmp_path, domain)
-    (suite,) = suites([tmp_path])
-    assert list(suite.workloads) == ["law", "banking", "mixed"]
-    assert [source.name for source in suite.workloads["mixed"]] == ["toy_code.npz", "toy_math.npz"]
-    assert suite.domains == ("banking", "code", "law", "math")
-    assert len(suite.profile) == 4
+    (model,) = by_model([tmp_path])
+    assert list(model.workloads) == ["law", "banking", "mixed"]
+    assert [source.name for source in model.workloads["mixed"]] == ["toy_code.npz", "toy_math.npz"]
+    assert model.domains == ("banking", "code", "law", "math")
+    assert len(model.profile) == 4
 
 
 def test_a_trace_of_several_domains_is_mixed_as_it_is(tmp_path: Path) -> None:
     written(tmp_path, ["code", "math", "code", "math"])
     written(tmp_path, "law")
     written(tmp_path, "law", name="other")
-    one, other = suites([tmp_path])
+    one, other = by_model([tmp_path])
     assert (other.model, list(other.workloads)) == ("toy", ["law", "mixed"])
     assert (one.model, list(one.workloads)) == ("other", ["law"])
     assert [source.name for source in other.workloads["mixed"]] == ["toy_several.npz"]
@@ -52,14 +52,14 @@ def test_a_trace_of_several_domains_is_mixed_as_it_is(tmp_path: Path) -> None:
 
 def test_a_single_other_domain_is_a_workload_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, "translation")
-    assert list(suites([tmp_path])[0].workloads) == ["translation"]
+    assert list(by_model([tmp_path])[0].workloads) == ["translation"]
 
 
 def test_two_traces_of_one_workload_are_refused(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     files = [written(tmp_path, "law"), written(tmp_path / "again", "law")]
     with pytest.raises(InputError, match="a second trace of toy, law"):
-        suites(files)
+        by_model(files)
     with pytest.raises(InputError, match=r"a folder without \.npz files"):
         (tmp_path / "empty").mkdir()
-        suites([tmp_path / "empty"])
+        by_model([tmp_path / "empty"])

@@ -1,0 +1,95 @@
+"""The options that all experiments share."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from analysis.workloads import ModelTraces, Source, by_model
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.whole_number import WholeNumber
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.run.scene import DEFAULT_CACHE, SceneOptions, bundled_traces, code_version
+
+IMPLIED = "implied"
+"""A profile of this package's own (implied.toml): predictions as slow as DoMoE's figures imply."""
+
+_many = Parameter(consume_multiple=True, negative=())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What an experiment is run with: traces, machine, memory, cost of predictions, seed, processes."""
+
+    traces: Annotated[
+        Sequence[Path] | None,
+        _many,
+        Parameter(help="traces, or folders of them, to run on and to learn from; default: the bundled ones"),
+    ] = None
+    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    cache: Annotated[
+        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
+    ] = DEFAULT_CACHE
+    software: Annotated[
+        tuple[str, ...],
+        _many,
+        Parameter(
+            show_default=False,
+            help="what predictions cost, several to compare: paper, fast, implied or a profile, .toml; default: these",
+        ),
+    ] = ("paper", "fast", IMPLIED)
+    seed: Annotated[WholeNumber, Parameter(help="of the bootstrap, and for policies that draw at random")] = 0
+    entries: Annotated[
+        tuple[WholeNumber, ...],
+        _many,
+        Parameter(show_default=False, help="table sizes of domoe-table-size; default: 100 to 3000"),
+    ] = ()
+    workers: Annotated[
+        WholeNumber | None, Parameter(help="processes; the result is the same for any number; default: one a core")
+    ] = None
+
+    def keep_apart(self, outputs: dict[str, Path | str | None], more: Sequence[Any] = (), **folders: Any) -> None:
+        """Refuse outputs that are one of the files read here, or of ``more``. Raises InputError."""
+        keep_apart([*(self.traces or bundled_traces()), self.hardware, *self.software, *more], outputs, **folders)
+
+    @cached_property
+    def models(self) -> list[ModelTraces]:
+        """The models and their workloads. Raises InputError."""
+        return by_model(self.traces)
+
+    @property
+    def processes(self) -> int:
+        """How many processes share the work. Raises InputError for a number below 1."""
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"--workers {self.workers}; expected at least 1")
+        return self.workers or os.cpu_count() or 1
+
+    def place(
+        self, model: ModelTraces, sources: Sequence[Source], software: str = "fast", *, cache: str | None = None
+    ) -> SceneOptions:
+        """Where a workload of a model is replayed; ``cache`` is another size than that of the options."""
+        if software == IMPLIED:
+            software = str(resources.files("analysis") / f"{IMPLIED}.toml")
+        traces = tuple(source.path for source in sources)
+        return SceneOptions(
+            traces, hardware=self.hardware, software=software, cache=cache or self.cache, profile=model.profile,
+            seed=self.seed,
+        )  # fmt: skip
+
+    def made(self, models: Sequence[ModelTraces] | None = None) -> dict[str, Any]:
+        """Where data comes from: code, machine, and the traces of ``models`` (default: all) by name and hash."""
+        return {
+            "code": code_version(),
+            "clock": "simulated",
+            "hardware": Path(self.hardware).stem,
+            "cache": self.cache,
+            "seed": self.seed,
+            "traces": [source.to_json() for model in models or self.models for source in model.sources],
+        }

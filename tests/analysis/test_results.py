@@ -1,0 +1,132 @@
+"""The committed pages of results are what the committed data give, and the verdict's numbers are theirs."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import main
+from analysis.entries import having
+from analysis.experiments.domoe_neighbours import _own_and_other
+from analysis.pages import report
+from tests.support.places import REPOSITORY
+
+RESULTS = REPOSITORY / "docs/results"
+
+
+def data(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def test_committed_pages_are_those_that_the_command_makes_of_the_committed_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    again = tmp_path / "docs/results"
+    again.mkdir(parents=True)
+    for path in [*RESULTS.glob("*.json"), RESULTS / "domoe.md"]:
+        shutil.copy(path, again)
+    # Another release of matplotlib draws other bytes: that each figure is there is all that is asked of it.
+    monkeypatch.setattr(report, "draw", lambda experiment, data, path: path.touch())
+    assert main(["report", "domoe", "-o", "docs/results", "--show"]) == 0
+    committed = {path.name for path in RESULTS.iterdir() if path.is_file()}
+    assert {path.name for path in again.iterdir()} == committed
+    for name in sorted(committed):
+        if not name.endswith(".png"):
+            assert (again / name).read_bytes() == (RESULTS / name).read_bytes(), name
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for page in RESULTS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_verdict_is_short() -> None:
+    words = [word for word in (RESULTS / "domoe.md").read_text("utf-8").split() if re.search(r"\w", word)]
+    assert len(words) < 1000
+
+
+MIXTRAL, QWEN3 = "mixtral-8x7b", "qwen3-30b-a3b"
+NEXT = "next layer's gate"
+
+
+def _range(values: Iterable[float], digits: int = 2) -> str:
+    found = list(values)
+    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
+
+
+def _ratios(metric: str, over: str, *names: str, ours: str = "domoe") -> list[dict[str, Any]]:
+    """Mean ratios with look-ups as slow as they must be, not as the paper's figures imply."""
+    means = [mean for name in names for mean in having(data(name)["means"], metric=metric, ours=ours)]
+    return [m for m in means if m["over"].startswith(over) and m["software"] != "implied"]
+
+
+def _values(ratios: list[dict[str, Any]], **wanted: str) -> list[float]:
+    return [ratio["value"] for ratio in having(ratios, **wanted)]
+
+
+def _steps(step: str, metric: str, *softwares: str) -> list[float]:
+    return [c["steps"][step][metric]["value"] for c in data("domoe-ablation")["cells"] if c["software"] in softwares]
+
+
+def _right(model: str, predictor: str, learned_from: str) -> str:
+    """Percent of all layers' experts that a predictor finds, mean over workloads."""
+    judged = having(data("predictors")["judged"], model=model, predictor=predictor, learned_from=learned_from)
+    return f"{100 * np.mean([j['recall_of_all_layers'] for j in judged]):.0f}"
+
+
+def _pays(model: str) -> str:
+    """The least accuracies, in percent, from which prefetching beats no prefetching at all."""
+    found = data("anomalies")
+    least = [
+        min(a for a, mean in zip(found["accuracies"], m["mean"], strict=True) if mean > m["lru"])
+        for m in having(found["models"], model=model)
+    ]
+    return _range((100 * a for a in least), 0)
+
+
+def test_numbers_of_the_verdict_are_those_of_the_data() -> None:
+    half, quarter = "domoe-overall-half", "domoe-overall"
+    own = [np.divide(*_own_and_other(entry["matrix"]["voted"])) for entry in data("domoe-neighbours")["models"]]
+    similar = [np.mean(entry["adjacent_in_full"]) for entry in data("domoe-similarity")["models"]]
+    sizes = having(data("domoe-table-size")["points"], model=MIXTRAL)
+    popular = [point["over"]["popularity, domain"]["value"] for point in data("domoe-cache-size")["points"]]
+    routes = {table["model"]: table["own_over"] for table in data("real-routes")["tables"]}
+    deepseek, gpt = (routes[model] for model in ("deepseek-v2-lite", "gpt-oss-20b"))
+    infinity = {metric: _ratios(metric, "moe-infinity", half, quarter) for metric in ("throughput", "hit ratio")}
+    speed = {name: having(_ratios("throughput", "fmoe, N", name), software="fast") for name in (half, quarter)}
+    hits = {name: _values(_ratios("hit ratio", "fmoe", name), model="all") for name in (half, quarter)}
+    by_lru = _values(_ratios("hit ratio", "fmoe", half, ours="domoe, lru"), model="all")
+    table, few = "table over trajectory", "table (T+M) over table"
+    said = [
+        f"| {_range(own, 1)} |",
+        f"| {_range(hits[half])} |",
+        f"at a quarter it is {_range(hits[quarter])}.",
+        f"at half ({_range(by_lru)})",
+        f"{_values(speed[quarter], model='all')[0]:.2f} or {_values(speed[half], model='all')[0]:.2f}",
+        f"Mixtral has {_values(speed[half], model=MIXTRAL)[0]:.2f}",
+        f"Qwen3 {_values(speed[half], model=QWEN3)[0]:.2f}",
+        *(f"| {_range(m['value'] for m in found if m['model'] != 'all')} |" for found in infinity.values()),
+        f"| {_range(_steps(table, 'throughput', 'fast', 'paper'))} |",
+        f"{_range(_steps(table, 'hit ratio', 'fast', 'paper'))} times the hits",
+        f"| {_range(_steps(few, 'throughput', 'fast', 'paper'))} |",
+        f"With slow ones it gains {_range(_steps(few, 'throughput', 'implied'))}",
+        f"| {_range(similar)} |",
+        f"within {_range((100 * p['hit_ratio'] for p in sizes), 0)} %",
+        f"from {_range((100 * (1 - p['miss_ratio']) for p in sizes), 0)} %",
+        f"up to {1 / min(popular):.2f} times",
+        f"in {_pays(MIXTRAL)} % of its guesses on Mixtral, and in {_pays(QWEN3)} % on Qwen3",
+        f"in {_right(MIXTRAL, 'domain tables', 'own')} and {_right(QWEN3, 'domain tables', 'own')} %",
+        f"in {_right(MIXTRAL, NEXT, '–')} and {_right(QWEN3, NEXT, '–')} %",
+        f"finds {deepseek['other']['value']:.1f} and {gpt['other']['value']:.1f} times",
+        f"{deepseek['previous token']['value']:.2f} and {gpt['previous token']['value']:.2f} times",
+    ]
+    text = " ".join((RESULTS / "domoe.md").read_text("utf-8").split())
+    assert [phrase for phrase in said if phrase not in text] == []
+    assert sum(value > 1 for value in popular) == 1  # slower at one cache size of one model alone
