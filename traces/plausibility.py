@@ -3,10 +3,9 @@
 Real text can repeat, so these are doubts and no errors. They are counted from the routes alone, whatever wrote them.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
+from traces.layer_numbers import listed
 from traces.trace import Trace
 
 # The same row in this many places is no chance where a row holds this many ids.
@@ -45,18 +44,6 @@ def doubts(trace: Trace) -> list[str]:
             "never written? (routes of padding must be left out, by n_valid or lengths when converting)"
         )
     return found
-
-
-def listed(numbers: list[int], most: int = 8) -> str:
-    """Increasing numbers in words, runs joined and no number cut: ``1-26``, ``1, 3, 5-7``, ``1, 3, 5 and 40 more``.
-
-    At most ``most`` numbers and runs are named.
-    """
-    starts = [i for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
-    runs = [(numbers[a], numbers[b - 1]) for a, b in pairwise([*starts, len(numbers)])]
-    words = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs[:most])
-    rest = sum(high - low + 1 for low, high in runs[most:])
-    return f"{words} and {rest} more" if rest else words
 
 
 def _constant_layers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:

@@ -6,102 +6,34 @@ import dataclasses
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ground.errors import InputError
 from ground.files import atomic_path
 from traces.arrays import at, first, integers, named, read_arrays, shown
-from traces.validation import DECODE, PREFILL, check_meta, validate
+from traces.schema import (
+    DECODE,
+    DTYPES,
+    FILE_ARRAYS,
+    OPTIONAL,
+    OPTIONAL_ROW_ARRAYS,
+    PREFILL,
+    ROW_ARRAYS,
+    SEQUENCE_ARRAYS,
+    TraceArrays,
+)
+from traces.validation import check_meta, validate
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["DECODE", "PREFILL", "Trace", "validate"]
 
-_ROW_ARRAYS = ("experts", "token", "sequence", "position", "phase")
-_SEQUENCE_ARRAYS = ("domain", "split", "sequence_id")
-_OPTIONAL_ROW_ARRAYS = ("gates", "probs", "prob_experts", "lookahead")
-_OPTIONAL = (*_OPTIONAL_ROW_ARRAYS, "embeddings", "embedding_scale", "prefill_embeddings")
-_DTYPES = {
-    "layers": np.int32, "experts": np.int16, "token": np.int32, "sequence": np.int32, "position": np.int32,
-    "phase": np.uint8, "gates": np.float16, "probs": np.uint8, "prob_experts": np.int16, "embeddings": np.int8,
-    "embedding_scale": np.float32, "prefill_embeddings": np.int8, "lookahead": np.int16,
-}  # fmt: skip
-_FILE_ARRAYS = frozenset({"meta", *_DTYPES, *_SEQUENCE_ARRAYS})
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """Routes of T tokens (rows) of S sequences over L routed layers, top K of E experts; valid by construction of load.
-
-    Rows are ordered by (sequence, position), each sequence's together and without gaps, its prefill before its decode.
-    Arrays marked None are optional. :func:`validate` states every rule.
-    """
-
-    meta: dict[str, Any]  # strict JSON: schema, model {name, experts, top_k, ...}, captured, text, decoding, notes, ...
-    layers: np.ndarray  # (L,) int32: model layer number of each routed layer, increasing
-    experts: np.ndarray  # (T, L, K) int16: ids in router order, -1 none (dropped, or fewer than K)
-    token: np.ndarray  # (T,) int32: token id, -1 unknown
-    sequence: np.ndarray  # (T,) int32: index into the sequence arrays
-    position: np.ndarray  # (T,) int32: place in the sequence
-    phase: np.ndarray  # (T,) uint8: PREFILL or DECODE
-    domain: np.ndarray  # (S,) text
-    split: np.ndarray  # (S,) text: profile or eval
-    sequence_id: np.ndarray  # (S,) text, unique
-    gates: np.ndarray | None = None  # (T, L, K) float16: weights as the model used them, 0 where the expert is -1
-    probs: np.ndarray | None = None  # (T, L, E) uint8: router probability x 255, rounded; (T, L, M) with prob_experts
-    prob_experts: np.ndarray | None = None  # (T, L, M) int16: ids of the largest M, where M < E
-    embeddings: np.ndarray | None = None  # (Td, L+1, D) int8, decode rows: embedding layer's output, then router inputs
-    embedding_scale: np.ndarray | None = None  # (L+1,) float32: stored x scale is the projected embedding
-    prefill_embeddings: np.ndarray | None = None  # (Tp, D) int8, prefill rows, at level meta.embedding.prefill_layer
-    lookahead: np.ndarray | None = None  # (T, L, K) int16: what layer l+1's router says of layer l's input; last -1
-    source: str = ""  # the file it was loaded from, not stored
-    sha256: str = ""  # of that file's bytes, not stored
-
-    @property
-    def n_rows(self) -> int:
-        """T, tokens."""
-        return len(self.sequence)
-
-    @property
-    def n_layers(self) -> int:
-        """L, routed layers."""
-        return len(self.layers)
-
-    @property
-    def top_k(self) -> int:
-        """K, slots of a route."""
-        return int(self.experts.shape[2])
-
-    @property
-    def n_experts(self) -> int:
-        """E, routed experts of a layer."""
-        return int(self.meta["model"]["experts"])
-
-    @property
-    def n_sequences(self) -> int:
-        """S."""
-        return len(self.sequence_id)
-
-    @property
-    def decode_rows(self) -> np.ndarray:
-        """(Td,) indices of the decode rows, the order of ``embeddings``."""
-        return np.flatnonzero(self.phase == DECODE)
-
-    @property
-    def prefill_rows(self) -> np.ndarray:
-        """(Tp,) indices of the prefill rows, the order of ``prefill_embeddings``."""
-        return np.flatnonzero(self.phase == PREFILL)
-
-    @property
-    def offsets(self) -> np.ndarray:
-        """(S+1,) int64: sequence s has the rows offsets[s] to offsets[s+1]-1."""
-        return np.searchsorted(self.sequence, np.arange(self.n_sequences + 1))
-
-    def row_split(self, split: str) -> np.ndarray:
-        """(T,) bool: the row's sequence is of this split, profile or eval."""
-        return (self.split == split)[self.sequence]
+class Trace(TraceArrays):
+    """The arrays of a trace and what is done with them as a whole: read, write, split, join."""
 
     def select(self, split: str | None = None, domains: Sequence[str] | None = None) -> Trace:
         """Sequences of one split (None or "all": both) and of some domains (None: all), renumbered from 0.
@@ -128,15 +60,42 @@ class Trace:
         lengths = np.diff(self.offsets)[order]
         starts = np.cumsum(lengths) - lengths
         rows = np.arange(lengths.sum()) + np.repeat(self.offsets[order] - starts, lengths)
-        arrays = {n: getattr(self, n)[rows] for n in _ROW_ARRAYS}
-        arrays |= {n: getattr(self, n)[order] for n in _SEQUENCE_ARRAYS}
-        arrays |= {n: a[rows] for n in _OPTIONAL_ROW_ARRAYS if (a := getattr(self, n)) is not None}
+        arrays = {n: getattr(self, n)[rows] for n in ROW_ARRAYS}
+        arrays |= {n: getattr(self, n)[order] for n in SEQUENCE_ARRAYS}
+        arrays |= {n: a[rows] for n in OPTIONAL_ROW_ARRAYS if (a := getattr(self, n)) is not None}
         arrays["sequence"] = np.repeat(np.arange(len(order), dtype=np.int32), lengths)
         decoding = self.phase == DECODE
         for name, kind in (("embeddings", decoding), ("prefill_embeddings", ~decoding)):
             if (array := getattr(self, name)) is not None:
                 arrays[name] = array[(np.cumsum(kind) - 1)[rows[kind[rows]]]]
         return dataclasses.replace(self, **arrays)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each token and routed layer, T * L, in the trace's order.
+
+        Columns: row (index into the trace's rows), layer (model layer number), token, sequence (its id), position,
+        phase, domain, split, the experts e0, e1, ... in router order (-1: none) and, where the trace has them, their
+        gates gate0, gate1, ... Raises ModuleNotFoundError where pandas is not installed.
+        """
+        import pandas
+
+        def each(per_row: np.ndarray) -> np.ndarray:
+            return np.repeat(per_row, self.n_layers)
+
+        columns = {
+            "row": each(np.arange(self.n_rows)),
+            "layer": np.tile(self.layers, self.n_rows),
+            "token": each(self.token),
+            "sequence": each(self.sequence_id[self.sequence]),
+            "position": each(self.position),
+            "phase": each(np.array(["prefill", "decode"])[self.phase]),
+            "domain": each(self.domain[self.sequence]),
+            "split": each(self.split[self.sequence]),
+        }
+        for name, array in (("e", self.experts), ("gate", self.gates)):
+            if array is not None:
+                columns |= {f"{name}{place}": array[:, :, place].reshape(-1) for place in range(array.shape[2])}
+        return pandas.DataFrame(columns)
 
     @staticmethod
     def concat(traces: Sequence[Trace]) -> Trace:
@@ -152,7 +111,7 @@ class Trace:
         head = traces[0]
         for other in traces[1:]:
             _check_same_model(head, other)
-        per_row = (*_ROW_ARRAYS, *_SEQUENCE_ARRAYS)
+        per_row = (*ROW_ARRAYS, *SEQUENCE_ARRAYS)
         arrays: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in traces]) for n in per_row}
         starts = np.cumsum([0, *(t.n_sequences for t in traces)])
         arrays["sequence"] = np.concatenate(
@@ -168,7 +127,7 @@ class Trace:
                 notes.append(f"{group[0]} left out: the joined traces do not all have it in one form")
         if "embeddings" in arrays or "prefill_embeddings" in arrays:
             arrays["embedding_scale"] = head.embedding_scale
-        optional = dict.fromkeys(_OPTIONAL) | {n: a for n, a in arrays.items() if n in _OPTIONAL}
+        optional = dict.fromkeys(OPTIONAL) | {n: a for n, a in arrays.items() if n in OPTIONAL}
         meta = head.meta | {"notes": notes, "joined": [_origin(t) for t in traces]}
         joined = dataclasses.replace(head, **(arrays | optional), meta=meta, source="", sha256="")
         validate(joined)
@@ -182,10 +141,10 @@ class Trace:
         ``experts`` of shape (T, L) is read as K = 1. Peak memory stays below twice the arrays as stored. Raises
         InputError, one line with path, array, row and value.
         """
-        stored, sha256 = read_arrays(path, known=_FILE_ARRAYS)
+        stored, sha256 = read_arrays(path, known=FILE_ARRAYS)
         name = shown(path)
         with named(name):
-            for required in ("meta", "layers", *_ROW_ARRAYS, *_SEQUENCE_ARRAYS):
+            for required in ("meta", "layers", *ROW_ARRAYS, *SEQUENCE_ARRAYS):
                 if required not in stored:
                     raise InputError(f"array {required!r} is missing")
             meta = _parse_meta(stored.pop("meta"))
@@ -198,7 +157,7 @@ class Trace:
     @staticmethod
     def load_meta(path: str | Path) -> dict[str, Any]:
         """``meta`` of a trace file alone, checked as :meth:`load` does: what it is of, without reading the arrays."""
-        stored, _ = read_arrays(path, known=_FILE_ARRAYS, only=frozenset({"meta"}))
+        stored, _ = read_arrays(path, known=FILE_ARRAYS, only=frozenset({"meta"}))
         with named(shown(path)):
             if "meta" not in stored:
                 raise InputError("array 'meta' is missing")
@@ -212,7 +171,7 @@ class Trace:
         OSError if the folder is not there.
         """
         validate(self)
-        arrays = {n: a for n in (*_DTYPES, *_SEQUENCE_ARRAYS) if (a := getattr(self, n)) is not None}
+        arrays = {n: a for n in (*DTYPES, *SEQUENCE_ARRAYS) if (a := getattr(self, n)) is not None}
         text = json.dumps(self.meta, allow_nan=False, sort_keys=True)
         with atomic_path(path) as part, part.open("wb") as handle:
             if tight:
@@ -256,11 +215,11 @@ def _parse_meta(stored: np.ndarray) -> dict[str, Any]:
 
 def _stored(name: str, array: np.ndarray, meta: dict[str, Any]) -> np.ndarray:
     """A stored array in the dtype of Trace; values that do not fit are refused, never wrapped."""
-    if name in _SEQUENCE_ARRAYS:
+    if name in SEQUENCE_ARRAYS:
         return array.astype(array.dtype.newbyteorder("=")) if array.dtype.kind == "U" else array
     if name in ("experts", "gates", "lookahead") and array.ndim == 2:
         array = array[:, :, None]
-    dtype = np.dtype(_DTYPES[name])
+    dtype = np.dtype(DTYPES[name])
     if dtype.kind == "f":
         return _floats(name, array, dtype)
     if name == "experts":

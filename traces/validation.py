@@ -1,21 +1,15 @@
 """What makes a trace valid; every rule names the array, the row and the value that breaks it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ground.errors import InputError
 from ground.text import check_name
 from traces.arrays import at, first, named
+from traces.schema import DECODE, PREFILL, SPLITS, TraceArrays
 
-if TYPE_CHECKING:
-    from traces.trace import Trace
-
-PREFILL, DECODE = 0, 1
-SPLITS = ("profile", "eval")
 META_OBJECTS = ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
 # Enough for any model's config; functions that walk a trace's meta may recurse.
 MOST_NESTED = 32
@@ -26,7 +20,7 @@ _BLOCK = 8192
 _PAIRS = 12
 
 
-def validate(trace: Trace) -> None:
+def validate(trace: TraceArrays) -> None:
     """Raise InputError for the first rule that ``trace`` breaks: one line with file, array, row and value.
 
     Time is linear in the trace; memory beyond it is a block of 8192 rows plus one flag a row.
@@ -62,6 +56,8 @@ def check_meta(meta: Any) -> None:
     for field, most in (("experts", 2**15), ("top_k", 2**15)):
         if not _is_whole(model.get(field), 1, most):
             raise InputError(f"meta.model.{field}: {model.get(field)!r:.60}, expected a whole number from 1 to {most}")
+    if model["top_k"] > model["experts"]:
+        raise InputError(f"meta.model.top_k: {model['top_k']} experts of {model['experts']}, expected at most all")
     for about, field, kind, wanted in (
         *((meta, field, dict, "an object") for field in META_OBJECTS), (meta, "notes", list, "a list of texts"),
         (model, "config", dict, "an object"), (model, "part", str, "a text"),
@@ -108,7 +104,7 @@ def _check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...
         raise InputError(f"array {name!r}: shape {array.shape}, expected {wanted_shape}")
 
 
-def _check_layers(trace: Trace) -> None:
+def _check_layers(trace: TraceArrays) -> None:
     layers = trace.layers
     _check_array("layers", layers, np.int32, (None,))
     if not len(layers):
@@ -129,7 +125,7 @@ def _check_layers(trace: Trace) -> None:
             raise InputError(f"meta.model.expert_bytes, entry {i}: {size!r}, expected a whole number of bytes above 0")
 
 
-def _check_sequences(trace: Trace) -> None:
+def _check_sequences(trace: TraceArrays) -> None:
     _check_array("sequence_id", trace.sequence_id, str, (None,))
     count = len(trace.sequence_id)
     if not count:
@@ -149,7 +145,7 @@ def _check_sequences(trace: Trace) -> None:
         raise InputError(f"array 'sequence_id', sequence {i}: {str(trace.sequence_id[i])!r} is there twice")
 
 
-def _check_rows(trace: Trace) -> None:
+def _check_rows(trace: TraceArrays) -> None:
     """Rows ordered by (sequence, position), contiguous, prefill before decode, none missing."""
     sequence, position, phase = trace.sequence, trace.position, trace.phase
     _check_array("sequence", sequence, np.int32, (None,))
@@ -193,7 +189,7 @@ def _check_rows(trace: Trace) -> None:
         raise InputError(f"array 'phase', row {i}: prefill (0) after decode (1) in one sequence")
 
 
-def _check_routes(name: str, routes: np.ndarray, trace: Trace, least: int = -1) -> None:
+def _check_routes(name: str, routes: np.ndarray, trace: TraceArrays, least: int = -1) -> None:
     """Ids of shape (T, L, any) in ``least``..E-1 and distinct within a route, -1 aside."""
     slots = trace.meta["model"]["top_k"] if name != "prob_experts" else None
     _check_array(name, routes, np.int16, (len(trace.sequence), len(trace.layers), slots))
@@ -239,7 +235,7 @@ def _repeated(routes: np.ndarray) -> np.ndarray:
     return repeated
 
 
-def _check_gates(trace: Trace) -> None:
+def _check_gates(trace: TraceArrays) -> None:
     if trace.gates is None:
         return
     _check_array("gates", trace.gates, np.float16, trace.experts.shape)
@@ -256,7 +252,7 @@ def _check_gates(trace: Trace) -> None:
                 )
 
 
-def _check_probs(trace: Trace) -> None:
+def _check_probs(trace: TraceArrays) -> None:
     rows, layers, experts = len(trace.sequence), len(trace.layers), trace.meta["model"]["experts"]
     if trace.prob_experts is not None:
         if trace.probs is None:
@@ -270,7 +266,7 @@ def _check_probs(trace: Trace) -> None:
         _check_array("probs", trace.probs, np.uint8, (rows, layers, experts))
 
 
-def _check_embeddings(trace: Trace) -> None:
+def _check_embeddings(trace: TraceArrays) -> None:
     """Both embedding arrays share dimensions and scale; int8 alone keeps their products exact."""
     decode = int(np.count_nonzero(trace.phase == DECODE))
     levels = len(trace.layers) + 1
@@ -299,7 +295,7 @@ def _check_embeddings(trace: Trace) -> None:
         raise InputError(f"meta.embedding.prefill_layer: {about.get('prefill_layer')!r}, expected 0 to {levels - 1}")
 
 
-def _check_lookahead(trace: Trace) -> None:
+def _check_lookahead(trace: TraceArrays) -> None:
     if trace.lookahead is None:
         return
     _check_routes("lookahead", trace.lookahead, trace)

@@ -6,7 +6,8 @@ import pytest
 from tests.support.places import REPOSITORY
 from tests.support.records import routes
 from tests.support.strategies import make_trace
-from traces.plausibility import doubts, listed
+from traces.layer_numbers import listed
+from traces.plausibility import doubts
 from traces.trace import Trace
 
 

@@ -1,24 +1,10 @@
-"""The models that convert knows by shape, beside those whose sizes the simulator knows."""
+"""How a person may write what convert is told."""
 
 import numpy as np
 import pytest
 
-from sim.model.spec import builtin_models, load_model
 from traces.__main__ import main
-from traces.model_shapes import KNOWN
 from traces.trace import Trace
-
-
-@pytest.mark.parametrize("name", sorted(set(KNOWN) & set(builtin_models())))
-def test_known_shapes_are_those_of_the_simulator(name):
-    model, known = load_model(name), KNOWN[name]
-    assert (model.layers, model.moe_layers) == (known.layers, tuple(known.routed))
-    assert (model.experts, model.top_k) == (known.experts, known.top_k)
-
-
-def test_only_these_are_known_without_their_sizes():
-    # Any other difference is a name that one of the two tables spells in another way.
-    assert set(KNOWN) - set(builtin_models()) == {"mixtral-8x22b", "qwen3-next-80b-a3b", "deepseek-v2"}
 
 
 @pytest.mark.parametrize("name", ["Mixtral-8x7B", "MIXTRAL-8X7B"])

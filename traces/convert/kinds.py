@@ -5,6 +5,7 @@ Kinds: ``gpt-oss`` (decode routes with probabilities over the top 4), ``esft`` (
 """
 
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from ground.errors import InputError
 from traces.arrays import integers, named, read_arrays, shown
 from traces.assemble import assemble, lengths_of
 from traces.convert.serving import SERVING_ARRAYS, from_serving
-from traces.model_shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
+from traces.convert.shapes import (
+    Given,
+    one_number,
+    recognised,
+    resolve_experts,
+    resolve_layers,
+    unlike_model,
+)
 from traces.trace import Trace
 
 __all__ = ["Given", "convert_file"]
@@ -22,6 +30,7 @@ __all__ = ["Given", "convert_file"]
 GPT_OSS_ARRAYS = ("experts", "probs", "offsets", "dataset", "category", "prompt_len")
 ESFT_ARRAYS = ("experts", "weights", "offsets")
 DEVICE_ARRAYS = ("routes", "phase", "n_experts", "k", "expert_bytes")
+ARRAYS = {"gpt-oss": GPT_OSS_ARRAYS, "esft": ESFT_ARRAYS, "device": DEVICE_ARRAYS, "serving": SERVING_ARRAYS}
 
 
 def convert_file(path: str | Path, output: str | Path, *, kind: str | None = None, given: Given | None = None) -> Trace:
@@ -36,7 +45,11 @@ def convert_file(path: str | Path, output: str | Path, *, kind: str | None = Non
         kind = kind or recognise(arrays)
         if kind not in KINDS:
             raise InputError(f"kind {kind!r}: expected {', '.join(KINDS)}")
+        if "" in arrays and kind == "serving":
+            arrays["routed_experts"] = arrays.pop("")
+        arrays, passed_over = _set_apart(arrays, kind)
         trace = KINDS[kind](arrays, given or Given(), Path(name).stem)
+        trace.meta["notes"] += passed_over
         trace.meta["converted"] = {"file": Path(name).name, "sha256": sha256, "kind": kind}
     trace.save(output)
     return trace
@@ -45,28 +58,35 @@ def convert_file(path: str | Path, output: str | Path, *, kind: str | None = Non
 def recognise(arrays: Collection[str]) -> str:
     """The kind of record that has arrays of these names; raises InputError."""
     names = set(arrays)
-    if "" in names or "routed_experts" in names:
-        return "serving"
-    for kind, wanted in (("device", DEVICE_ARRAYS), ("gpt-oss", GPT_OSS_ARRAYS), ("esft", ESFT_ARRAYS)):
-        if names == set(wanted):
-            return kind
     if {"meta", "experts", "layers"} <= names:
         raise InputError("is a trace already")
+    if "" in names or "routed_experts" in names:
+        return "serving"
+    for kind in ("device", "gpt-oss", "esft"):
+        if names >= set(ARRAYS[kind]):
+            return kind
     raise InputError(
         f"arrays {', '.join(sorted(names))[:120]}: of no known kind; expected {', '.join(DEVICE_ARRAYS)} (device) or "
         f"{', '.join(GPT_OSS_ARRAYS)} (gpt-oss) or {', '.join(ESFT_ARRAYS)} (esft) or routed_experts (serving)"
     )
 
 
-def _require(arrays: dict[str, np.ndarray], wanted: Collection[str]) -> list[np.ndarray]:
-    """The arrays of these names, in order; raises InputError if one is missing or there are others."""
-    for name in wanted:
+def _set_apart(arrays: dict[str, np.ndarray], kind: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays of a record of this kind, and a note that names the others.
+
+    Raises InputError if one is missing, or if another is an array of any kind, or nearly: it would be lost.
+    """
+    wanted = ARRAYS[kind]
+    for name in wanted if kind != "serving" else ():
         if name not in arrays:
             raise InputError(f"array {name!r} is missing, expected {', '.join(wanted)}")
-    for name in arrays:
-        if name not in wanted:
+    others = sorted(set(arrays) - set(wanted))
+    known = sorted({name for each in ARRAYS.values() for name in each})
+    for name in others:
+        if get_close_matches(name.lower(), known, cutoff=0.8):
             raise InputError(f"unknown array {name!r}, expected {', '.join(wanted)}")
-    return [arrays[name] for name in wanted]
+    notes = [f"arrays that are no part of such a record were passed over: {', '.join(others):.200}"] if others else []
+    return {name: arrays[name] for name in wanted if name in arrays}, notes
 
 
 def _routes(name: str, array: np.ndarray) -> np.ndarray:
@@ -112,10 +132,9 @@ def from_gpt_oss(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trac
     than the benchmark that it was taken from; that one is in the sequence id. ``probs`` are the softmax over the top k,
     which is what gpt-oss weighs its experts by, so they are the gates.
     """
-    experts, probs, offsets, dataset, category, prompt_len = _require(arrays, GPT_OSS_ARRAYS)
+    experts, probs, offsets, dataset, category, prompt_len = arrays.values()
     routes = _routes("experts", experts)
-    name = given.model or by_shape(routes.shape[1], routes.shape[2], among=("gpt-oss-20b", "gpt-oss-120b"))
-    n_experts = resolve_experts(name, given.experts, None)
+    model = recognised(given, routes.shape[1], routes.shape[2], among=("gpt-oss-20b", "gpt-oss-120b"))
     lengths = lengths_of(offsets, len(routes))
     count = len(lengths)
     dataset = _per_sequence("dataset", dataset, count, "U")
@@ -124,13 +143,13 @@ def from_gpt_oss(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trac
     if (start < 1).any():
         i = int(np.argmax(start < 1))
         raise InputError(f"array 'prompt_len', sequence {i}: {start[i]}, expected at least 1 token")
-    notes = ["prompt rows are absent: decode only, from position prompt_len", *unlike_model(name, routes.shape[2])]
+    notes = ["prompt rows are absent: decode only, from position prompt_len", *unlike_model(model, routes.shape[2])]
     return assemble(
         meta=_meta(
-            {"name": name, "experts": n_experts, "top_k": routes.shape[2]}, given,
-            f"{name}, decode routes as published", "greedy", notes,
+            model.meta(resolve_experts(model, given.experts, None), routes.shape[2]), given,
+            f"{model.name}, decode routes as published", "greedy", notes,
         ),
-        layers=resolve_layers(name, routes.shape[1], given.layers, None),
+        layers=resolve_layers(model, routes.shape[1], given.layers, None),
         experts=routes, gates=_finite("probs", probs, routes.shape), lengths=lengths, start=start,
         domain=category if given.domain is None else np.full(count, given.domain),
         sequence_id=np.array([f"{d}/{c}/{i}" for i, (d, c) in enumerate(zip(dataset, category, strict=True))]),
@@ -144,23 +163,21 @@ def from_esft(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
     before it alone, so a token-by-token run of the same text takes the same routes; as prefill nothing would be left
     to replay step by step.
     """
-    experts, weights, offsets = _require(arrays, ESFT_ARRAYS)
+    experts, weights, offsets = arrays.values()
     routes = _routes("experts", experts)
-    name = given.model or by_shape(routes.shape[1], routes.shape[2], among=("deepseek-v2-lite",))
-    known = KNOWN.get(name)
-    layers = given.layers or (f"{known.routed[0]}-{known.routed[-1]}" if known else None)
+    model = recognised(given, routes.shape[1], routes.shape[2], among=("deepseek-v2-lite",))
+    layers = None if given.layers or model.spec is None else np.array(model.spec.moe_layers)
     lengths = lengths_of(offsets, len(routes))
     notes = [
         "teacher-forced; where prompts end is not recorded, so all rows are read as decode",
-        *unlike_model(name, routes.shape[2]),
+        *unlike_model(model, routes.shape[2]),
     ]
-    n_experts = resolve_experts(name, given.experts, None)
     return assemble(
         meta=_meta(
-            {"name": name, "experts": n_experts, "top_k": routes.shape[2]}, given,
-            f"{name}, routes as published", "teacher-forced", notes,
+            model.meta(resolve_experts(model, given.experts, None), routes.shape[2]), given,
+            f"{model.name}, routes as published", "teacher-forced", notes,
         ),
-        layers=resolve_layers(name, routes.shape[1], layers, None),
+        layers=resolve_layers(model, routes.shape[1], given.layers, layers),
         experts=routes, gates=_finite("weights", weights, routes.shape), lengths=lengths,
         domain=np.full(len(lengths), given.domain or stem),
         sequence_id=np.array([f"{stem}/{i}" for i in range(len(lengths))]),
@@ -174,49 +191,39 @@ def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace
     only). Recognised models are qwen3-30b-a3b and gpt-oss-120b, by layers and experts: the device may run fewer
     experts a token than the model's config says, which is noted.
     """
-    stored, phase, n_experts, k, expert_bytes = _require(arrays, DEVICE_ARRAYS)
+    stored, phase, n_experts, k, expert_bytes = arrays.values()
     routes = _routes("routes", stored)
     rows, recorded, slots = routes.shape
     if one_number("k", k) != slots:
         raise InputError(f"array 'k': {k.tolist()}, expected {slots}, the slots of 'routes'")
-    name = given.model or by_shape(recorded, experts=one_number("n_experts", n_experts))
+    model = recognised(given, recorded, experts=one_number("n_experts", n_experts))
     phase = integers(_per_sequence("phase", phase, rows, "iu"), np.int16, "array 'phase'")
     if not np.isin(phase, (0, 1)).all() or (np.diff(phase) < 0).any():
         i = int(np.argmax(~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[0]) < 0)))
         raise InputError(f"array 'phase', row {i}: {phase[i]}, expected 0 (prefill), then 1 (decode)")
     sizes = integers(_per_sequence("expert_bytes", expert_bytes, recorded, "iu"), np.int64, "array 'expert_bytes'")
-    model = {
-        "name": name,
-        "experts": resolve_experts(name, given.experts, n_experts),
-        "top_k": slots,
-        "expert_bytes": sizes.tolist(),
-    }
-    notes = unlike_model(name, slots)
+    said = model.meta(resolve_experts(model, given.experts, n_experts), slots) | {"expert_bytes": sizes.tolist()}
+    notes = unlike_model(model, slots)
     skipped = int((routes < 0).all(axis=2).sum())
     if skipped:
         notes.append(f"{skipped} (token, layer) pairs have no route: the device did not run them")
     return assemble(
-        meta=_meta(model, given, f"{name} as a device ran it", "not stated", notes, "a device streaming experts"),
-        layers=resolve_layers(name, recorded, given.layers, None),
+        meta=_meta(said, given, f"{model.name} as a device ran it", "not stated", notes, "a device streaming experts"),
+        layers=resolve_layers(model, recorded, given.layers, None),
         experts=routes, lengths=np.array([rows]), prefill=np.array([int((phase == 0).sum())]),
         domain=np.array([given.domain or stem]), sequence_id=np.array([stem]), split=np.array(["eval"]),
     )  # fmt: skip
 
 
 def _from_serving(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
-    known = (*SERVING_ARRAYS, "")
-    for name in arrays:
-        if name not in known:
-            raise InputError(f"unknown array {name!r}, expected {', '.join(SERVING_ARRAYS)}")
-    record = dict(arrays)
-    if "" in record:
-        record["routed_experts"] = record.pop("")
-    if "routed_experts" not in record:
+    if "routed_experts" not in arrays:
         raise InputError(f"array 'routed_experts' is missing, expected one or more of {', '.join(SERVING_ARRAYS)}")
-    made = from_serving(record, given, stem)
-    model = {"name": made.model, "experts": made.n_experts, "top_k": made.experts.shape[2]}
+    made = from_serving(arrays, given, stem)
+    model, captured = made.model, f"{made.model.name}, routes as a serving engine returned them"
     return assemble(
-        meta=_meta(model, given, f"{made.model}, routes as a serving engine returned them", "not stated", made.notes),
+        meta=_meta(
+            model.meta(made.n_experts, made.experts.shape[2]), given, captured, "not stated", made.notes
+        ),
         layers=made.layers, experts=made.experts, lengths=made.lengths, prefill=made.prefill, token=made.token,
         domain=made.domain, sequence_id=np.array([f"{stem}/{i}" for i in range(len(made.lengths))]),
     )  # fmt: skip

@@ -13,8 +13,18 @@ import numpy as np
 from ground.errors import InputError
 from traces.arrays import first, integers
 from traces.assemble import lengths_of
+from traces.convert.shapes import (
+    Given,
+    RecordedModel,
+    one_number,
+    recognised,
+    resolve_experts,
+    resolve_layers,
+    unlike_model,
+)
 from traces.convert.turns import Turn, join_conversations
-from traces.model_shapes import KNOWN, Given, by_shape, one_number, resolve_experts, resolve_layers, unlike_model
+from traces.layer_numbers import listed
+from traces.models.known import builtin_decoder, builtin_models
 from traces.trace import narrow_note
 from traces.validation import check_distinct, check_ids
 
@@ -32,8 +42,7 @@ SERVING_ARRAYS = (
     "start",  # (S,) position of each turn's first row in its conversation; 0, the whole history, where absent
 )
 
-# From this many equal rows at its end, or ids in one row, chance is no explanation.
-_SUSPICIOUS = 4
+# Rows of this many ids are never equal by chance.
 _ROW_IDS = 8
 
 
@@ -41,7 +50,7 @@ _ROW_IDS = 8
 class Served:
     """Routes of S sequences one after another, cleaned, and what was noticed on the way."""
 
-    model: str
+    model: RecordedModel
     n_experts: int
     layers: list[int]
     experts: np.ndarray  # (T, L, K) int16
@@ -55,18 +64,17 @@ class Served:
 def from_serving(record: dict[str, np.ndarray], given: Given, stem: str) -> Served:
     """Read a record of the arrays of ``SERVING_ARRAYS``; raises InputError naming array, request or row, and value."""
     notes: list[str] = []
-    stored, lengths = _rows(record)
+    stored, lengths = _rows(record, given)
     model, n_experts, layers, stored = _model(record, given, stored, notes)
     filler = _filler(stored, n_experts)
     routes = _ids(stored, filler, n_experts, notes)
     tokens = _tokens(record, lengths)
-    turns = _turns(routes, filler, lengths, tokens, notes)
+    turns = _turns(routes, filler, lengths, tokens, record["routed_experts"].ndim == 4, notes)
     _prompts(record, turns, notes)
     domain = _domains(record, len(turns), given.domain or stem)
     numbers = None if "conversation" not in record else _counts(record, "conversation", len(turns), -(2**31))
     starts = None if "start" not in record else _counts(record, "start", len(turns), 0)
     sequences, last_turn = join_conversations(turns, numbers, starts, notes)
-    _suspect([s.routes for s in sequences], layers, notes)
     return Served(
         model=model,
         n_experts=n_experts,
@@ -80,11 +88,17 @@ def from_serving(record: dict[str, np.ndarray], given: Given, stem: str) -> Serv
     )
 
 
-def _rows(record: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _rows(record: dict[str, np.ndarray], given: Given) -> tuple[np.ndarray, np.ndarray]:
     """(T, L, K) rows of all requests as stored, without padding that the record declares, and (S,) their lengths."""
     stored = record["routed_experts"]
+    if stored.dtype.kind in "US":
+        raise InputError(
+            "array 'routed_experts': texts, such as the base64 of an engine's answer, expected integers (rows, layers, "
+            "k): decode each with numpy.frombuffer(base64.b64decode(text), numpy.int32).reshape(rows, layers, k)"
+        )
     if stored.dtype.kind not in "iu":
         raise InputError(f"array 'routed_experts': dtype {stored.dtype}, expected integers")
+    _check_not_flat(stored, given)
     if stored.ndim == 2:
         stored = stored[:, :, None]
     if stored.ndim not in (3, 4) or not stored.size:
@@ -105,6 +119,24 @@ def _rows(record: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return stored, lengths_of(record["offsets"], len(stored)) if "offsets" in record else lengths
 
 
+def _check_not_flat(stored: np.ndarray, given: Given) -> None:
+    """Refuse routes whose layers and slots stand in one axis, or all of them in one, as some engines hand them out."""
+    named = None if given.recorded is None else given.recorded.spec
+    specs = [named] if named is not None else [spec for name in builtin_models() if (spec := builtin_decoder(name))]
+    if stored.ndim == 1 and stored.size:
+        wanted = f"(rows, {named.routed_layers}, {named.top_k})" if named is not None else "(rows, layers, k)"
+        raise InputError(
+            f"array 'routed_experts': a flat buffer of {stored.size} ids, expected {wanted}: reshape it, rows first"
+        )
+    shapes = {(spec.routed_layers, spec.top_k) for spec in specs if spec.top_k > 1}
+    for layers, slots in sorted(shapes) if stored.ndim == 2 else ():
+        if stored.shape[1] == layers * slots and (given.recorded is None) == (named is None):
+            raise InputError(
+                f"array 'routed_experts': shape {stored.shape}, {layers} layers x {slots} slots in one axis, it seems, "
+                f"expected (rows, layers, k): reshape it to ({len(stored)}, {layers}, {slots})"
+            )
+
+
 def _counts(record: dict[str, np.ndarray], name: str, count: int, low: int, high: int = 2**31 - 1) -> np.ndarray:
     """(S,) int64 numbers of a request each, within bounds."""
     array = record[name].reshape(-1)
@@ -119,32 +151,73 @@ def _counts(record: dict[str, np.ndarray], name: str, count: int, low: int, high
 
 def _model(
     record: dict[str, np.ndarray], given: Given, stored: np.ndarray, notes: list[str]
-) -> tuple[str, int, list[int], np.ndarray]:
-    """Model name, E, layer numbers, and the routes of these layers alone."""
+) -> tuple[RecordedModel, int, list[int], np.ndarray]:
+    """The model, E, layer numbers, and the routes of these layers and of routed experts alone."""
     recorded, slots = stored.shape[1:]
     n_experts = record.get("n_experts")
     stated = None if n_experts is None else one_number("n_experts", n_experts)
-    model = given.model or by_shape(recorded, slots, given.experts or stated)
-    shape = KNOWN.get(model)
-    if shape and recorded not in (len(shape.routed), shape.layers) and len(stored) in (len(shape.routed), shape.layers):
+    last = _constant_slots(stored)
+    model = recognised(given, recorded, slots - len(last), given.experts or stated)
+    experts = resolve_experts(model, given.experts, n_experts)
+    # Ids from E on are of shared experts; a constant below E is left to be judged as any other route.
+    while last and 0 <= last[0] < experts and last[0] != 2 ** (8 * stored.dtype.itemsize) - 1:
+        last.pop(0)
+    if last:
+        slots -= len(last)
+        notes.append(
+            f"the last {len(last)} slots hold {', '.join(map(str, last))} in every route, as shared experts that an "
+            f"engine runs beside the routed ones: left out, top-{slots} stays"
+        )
+        stored = stored[:, :, :slots]
+    stored, layers = _routed_layers(record, given, model, stored, notes)
+    notes += unlike_model(model, slots)
+    return model, experts, layers, stored
+
+
+def _constant_slots(stored: np.ndarray) -> list[int]:
+    """The ids of the last slots of (T, L, K) that hold one id each in every real row: none, or above all other ids.
+
+    At least one slot is left.
+    """
+    real = stored[~(stored == stored[:, :1, :1]).all(axis=(1, 2))]
+    none = int(np.iinfo(stored.dtype).max) if stored.dtype.kind == "u" else -1
+    last: list[int] = []
+    while len(real) and len(last) < stored.shape[2] - 1:
+        slot = real[:, :, stored.shape[2] - 1 - len(last)]
+        value = int(slot[0, 0])
+        others = real[:, :, : stored.shape[2] - 1 - len(last)]
+        if not (slot == value).all() or (value != none and value <= int(others.max())):
+            break
+        last.insert(0, value)
+    return last
+
+
+def _routed_layers(
+    record: dict[str, np.ndarray], given: Given, model: RecordedModel, stored: np.ndarray, notes: list[str]
+) -> tuple[np.ndarray, list[int]]:
+    """The routes of routed layers alone, and these layers' numbers."""
+    recorded, spec = stored.shape[1], model.spec
+    sizes = () if spec is None else (spec.routed_layers, spec.layers)
+    if sizes and recorded not in sizes and len(stored) in sizes:
         raise InputError(
-            f"array 'routed_experts': shape {stored.shape}, expected (rows, {len(shape.routed)} layers, k); "
+            f"array 'routed_experts': shape {stored.shape}, expected (rows, {sizes[0]} layers, k); "
             "the first two axes look swapped"
         )
-    if shape and recorded == 1 < len(shape.routed):
-        raise InputError(f"array 'routed_experts': one layer only, expected the {len(shape.routed)} of {model}")
+    if sizes and recorded == 1 < sizes[0]:
+        raise InputError(f"array 'routed_experts': one layer only, expected the {sizes[0]} of {model.name}")
     layers = resolve_layers(model, recorded, given.layers, record.get("layer_ids"))
     if len(layers) != recorded:
         # A buffer of all model layers: the dense ones hold filler, and only those may be left out.
         others = np.setdiff1d(np.arange(recorded), layers)
         if layers[-1] >= recorded or not len(others) or not np.isin(stored[:, others], (-1, 0, 255)).all():
             raise InputError(f"array 'routed_experts': {recorded} layers, expected {len(layers)}, as many as numbers")
-        notes.append(f"layers {others.tolist()!s:.60} of the record are not routed and hold filler; they were left out")
+        notes.append(
+            f"layers {listed(others.tolist())} of the record are not routed and hold filler; they were left out"
+        )
         stored = stored[:, layers]
     if recorded == 1:
         notes.append("one layer only: a real model has more; was the rest of the capture lost?")
-    notes += unlike_model(model, slots)
-    return model, resolve_experts(model, given.experts, n_experts), layers, stored
+    return stored, layers
 
 
 def _filler(stored: np.ndarray, n_experts: int) -> np.ndarray:
@@ -209,7 +282,12 @@ def _tokens(record: dict[str, np.ndarray], lengths: np.ndarray) -> list[np.ndarr
 
 
 def _turns(
-    routes: np.ndarray, filler: np.ndarray, lengths: np.ndarray, tokens: list[np.ndarray] | None, notes: list[str]
+    routes: np.ndarray,
+    filler: np.ndarray,
+    lengths: np.ndarray,
+    tokens: list[np.ndarray] | None,
+    padded: bool,
+    notes: list[str],
 ) -> list[Turn]:
     """One Turn a request, its filler rows at the end dropped; filler elsewhere is refused."""
     turns, dropped, copied, kept = [], 0, 0, 0
@@ -220,20 +298,27 @@ def _turns(
             raise InputError(f"array 'routed_experts', request {request}: all {length} rows are filler")
         rows = int(real[-1]) + 1
         if len(real) < rows:
-            row = int(start + np.argmax(filler[start:end]))
+            left = padded and int(real[0]) == rows - len(real)
+            row = int(np.argmax(filler[start:end])) + (0 if padded else int(start))
             raise InputError(
-                f"array 'routed_experts', row {row} (request {request}): filler before real rows, expected its route "
-                "(an engine's prefix cache skips tokens that it has seen)"
+                f"array 'routed_experts', row {row} (request {request}): filler before real rows, expected "
+                + (
+                    "padding at the end: these requests are padded on the left, as verl's batches are; move each one's "
+                    "rows to the front"
+                    if left
+                    else "its route (an engine's prefix cache skips tokens that it has seen)"
+                )
             )
         mine = routes[start : start + rows]
         dropped += int(length) - rows
-        if tokens is not None and len(tokens[request]) == length == rows > 1:
+        unsure = tokens is not None and len(tokens[request]) == length == rows > 1
+        if unsure:
             # As many rows as tokens: the last token was sampled and not run, so its row cannot be real.
             copy = mine[0].size >= _ROW_IDS and bool((mine[-1] == mine[-2]).all())
             copied += copy
             kept += not copy
-            mine = mine[: rows - copy]
-        turns.append(Turn(mine, None if tokens is None else tokens[request][: len(mine)], 0))
+            mine, unsure = mine[: rows - copy], not copy
+        turns.append(Turn(mine, None if tokens is None else tokens[request][: len(mine)], 0, unsure))
     if dropped:
         notes.append(f"{dropped} filler rows at the end of requests were dropped")
     if copied:
@@ -265,20 +350,3 @@ def _domains(record: dict[str, np.ndarray], count: int, default: str) -> np.ndar
     if len(domain) != count or domain.dtype.kind != "U":
         raise InputError(f"array 'domain': {domain.dtype} of length {len(domain)}, expected {count} texts")
     return domain
-
-
-def _suspect(sequences: list[np.ndarray], layers: list[int], notes: list[str]) -> None:
-    """Note rows or layers that repeat as padding does; they are kept, because real text can repeat too."""
-    repeated = 0
-    for routes in sequences:
-        if routes[0].size >= _ROW_IDS and len(routes) > _SUSPICIOUS:
-            differs = np.flatnonzero((routes != routes[-1]).any(axis=(1, 2)))
-            run = len(routes) - (int(differs[-1]) + 1 if len(differs) else 0)
-            repeated += run if run >= _SUSPICIOUS else 0
-    if repeated:
-        notes.append(f"{repeated} rows at the end of sequences are identical: if padding, give n_valid or lengths")
-    rows = sum(len(routes) for routes in sequences)
-    constant = np.logical_and.reduce([(routes == sequences[0][:1]).all(axis=(0, 2)) for routes in sequences])
-    if rows >= 4 * _SUSPICIOUS and constant.any():
-        which = [layers[i] for i in np.flatnonzero(constant)]
-        notes.append(f"all rows take the same experts in layers {which!s:.60}: was the capture overwritten?")

@@ -13,11 +13,15 @@ _SAME_HISTORY = 0.9
 
 @dataclass
 class Turn:
-    """Rows of one request: routes (n, L, K), token ids (n,) if known, tokens of the whole prompt up to its answer."""
+    """Rows of one request: routes (n, L, K), token ids (n,) if known, tokens of the whole prompt up to its answer.
+
+    ``unsure`` says that its last row is of a token that was sampled and not run, and so of no real route.
+    """
 
     routes: np.ndarray
     tokens: np.ndarray | None
     prompt: int
+    unsure: bool = False
 
 
 def join_conversations(
@@ -39,10 +43,23 @@ def join_conversations(
             head = head if i and start is None and _continues(turns[i - 1], turns[i]) else i
             groups.setdefault(head, []).append(i)
     sequences = [_join(turns, members, start) for members in groups.values()]
-    rows, kept = sum(len(t.routes) for t in turns), sum(len(s.routes) for s in sequences)
-    if kept < rows:
-        notes.append(f"turns contained earlier ones: {rows - kept} of {rows} rows dropped, each token is kept once")
+    rows, left = sum(len(t.routes) for t in turns), sum(len(s.routes) for s in sequences)
+    if left < rows:
+        notes.append(f"turns contained earlier ones: {rows - left} of {rows} rows dropped, each token is kept once")
+    answers = sum(_earlier_answers(turns, members, start) for members in groups.values())
+    if answers:
+        notes.append(
+            f"{answers} rows that earlier turns generated count as prefill: a sequence has one prompt, and that of a "
+            "conversation ends where its last turn's does"
+        )
     return sequences, [members[-1] for members in groups.values()]
+
+
+def _earlier_answers(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -> int:
+    """Rows of a conversation that a turn generated and that lie in the prompt of a later one."""
+    prompt = turns[members[-1]].prompt  # 0 where no prompt is known
+    ends = {i: (0 if start is None else int(start[i])) + len(turns[i].routes) for i in members[:-1]}
+    return sum(max(0, min(end, prompt) - turns[i].prompt) for i, end in ends.items())
 
 
 def _continues(before: Turn, after: Turn) -> bool:
@@ -85,18 +102,18 @@ def _join(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -
                 f"array 'routed_experts', request {i}: ends at position {at + len(turn.routes)}, expected at least "
                 f"{rows}, the end of the turn before (give 'start' if turns hold new rows only)"
             )
-        # The last row of a turn may be a dummy for a token that was sampled but not run.
-        shared = max(rows - at - 1, 0)
+        shared = max(rows - at - whole.unsure, 0)
         agreement = _agreement(whole.routes[at : at + shared], turn.routes[:shared])
         if agreement < _SAME_HISTORY:
             raise InputError(
                 f"array 'routed_experts', request {i}: positions {at} to {at + shared - 1} overlap the turn before and "
-                f"agree in {agreement:.0%} of routes, expected one history (give 'start' if turns hold new rows only)"
+                f"agree in {agreement:.0%} of routes, expected one history (give 'start' if turns hold new rows only, "
+                "'token_ids' if the last row of a turn is of a token that was not run)"
             )
         tokens = None
         if whole.tokens is not None and turn.tokens is not None:
             if not _same_tokens(whole.tokens[at:], turn.tokens):
                 raise InputError(f"array 'token_ids', request {i}: from position {at} not the earlier turn's")
             tokens = np.concatenate([whole.tokens[:at], turn.tokens])
-        whole = Turn(np.concatenate([whole.routes[:at], turn.routes]), tokens, turn.prompt)
+        whole = Turn(np.concatenate([whole.routes[:at], turn.routes]), tokens, turn.prompt, turn.unsure)
     return whole

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
+from traces.models.known import model_spec
+from traces.models.released import RELEASED
 
 if TYPE_CHECKING:
     import torch
@@ -33,14 +35,19 @@ class Topology:
     shared: float = 0.0
 
 
+def _released(name: str, width: float = 1.0, shared: float = 0.0) -> Topology:
+    spec = model_spec(name)
+    return Topology(name, RELEASED[name]["model_type"], spec.layers, spec.experts, spec.top_k, width, shared)
+
+
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology("mixtral-8x7b", "mixtral", 32, 8, 2),
-        Topology("phi-3.5-moe", "phimoe", 32, 16, 2, width=1 / 2),
+        _released("mixtral-8x7b"),
+        _released("phi-3.5-moe", width=1 / 2),
         # The shared expert is four routed ones wide, as in the published model.
-        Topology("qwen1.5-moe-a2.7b", "qwen2_moe", 24, 60, 4, width=1 / 8, shared=1 / 2),
-        Topology("qwen3-30b-a3b", "qwen3_moe", 48, 128, 8, width=1 / 12),
+        _released("qwen1.5-moe-a2.7b", width=1 / 8, shared=1 / 2),
+        _released("qwen3-30b-a3b", width=1 / 12),
     )
 }
 

@@ -10,7 +10,8 @@ from tests.support.records import notes, routes
 from traces.__main__ import main
 from traces.assemble import split_in_order
 from traces.convert.kinds import Given, convert_file
-from traces.model_shapes import parse_layers
+from traces.layer_numbers import parse_layers
+from traces.plausibility import doubts
 from traces.statistics.info import describe, expert_counts
 from traces.trace import Trace
 
@@ -173,8 +174,8 @@ def test_identical_rows_at_the_end_are_named(serve):
     """Seen in vllm-project/vllm#38128: padding of captured graphs and of data-parallel batches inflated counts."""
     ids = np.concatenate([routes(11, layers=4), np.tile(routes(1, layers=4, seed=9), (5, 1, 1))])
     trace = serve(ids)
-    assert trace.n_rows == 16 and "5 rows at the end of sequences are identical" in notes(trace)
-    assert "identical" not in notes(serve(routes(16, layers=4)))
+    assert trace.n_rows == 16 and doubts(trace)[0].startswith("5 of 16 rows are identical")
+    assert doubts(serve(routes(16, layers=4))) == []
 
 
 def test_offsets_must_rise_from_0_to_the_number_of_rows(serve):
@@ -225,7 +226,7 @@ def test_a_layer_of_zeros_is_refused(serve):
 def test_a_layer_that_never_changes_is_named(serve):
     ids = routes(20, layers=3)
     ids[:, 1] = [4, 6]
-    assert "the same experts in layers [1]" in notes(serve(ids))
+    assert doubts(serve(ids))[0].startswith("all rows take the same experts in layers 1:")
 
 
 def test_an_id_out_of_range_is_refused(serve):
@@ -283,7 +284,7 @@ def test_layers_that_contradict_the_model_or_each_other(serve):
         serve(routes(4, 32).swapaxes(0, 1), layer_ids=None, given=mixtral)
     with pytest.raises(InputError, match=r"'layer_ids': \[3, 1\], expected increasing"):
         serve(routes(4), layer_ids=[3, 1])
-    with pytest.raises(InputError, match=r"'layer_ids': \[0, 1\], but --layers says 1-2"):
+    with pytest.raises(InputError, match=r"'layer_ids': 0-1, but --layers says 1-2"):
         serve(routes(4), given=Given(model="toy", layers="1-2"))
 
 
@@ -377,7 +378,7 @@ def test_turns_that_contain_the_whole_history_count_once(told, serve):
 def test_turns_that_overlap_with_other_routes_are_refused(serve):
     """Seen in strands-rl/strands-sglang#72: every turn returns the whole history, and joining counted it again."""
     ids = np.concatenate([routes(4), routes(7, seed=3)])
-    with pytest.raises(InputError, match="request 1: positions 0 to 2 overlap the turn before"):
+    with pytest.raises(InputError, match="request 1: positions 0 to 3 overlap the turn before"):
         serve(ids, offsets=np.array([0, 4, 11]), conversation=np.array([0, 0]))
     with pytest.raises(InputError, match=r"'start', request 1: 5, expected at most 4"):
         serve(ids, offsets=np.array([0, 4, 11]), conversation=np.array([0, 0]), start=np.array([0, 5]))

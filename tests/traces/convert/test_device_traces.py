@@ -10,7 +10,8 @@ import pytest
 from ground.errors import InputError
 from sim.log import DECODE, MISS
 from sim.policies import policy_classes
-from sim.run.scene import plan_for, replay, scene
+from sim.run.prepared import prepare, replay
+from sim.run.scene import scene
 from sim.run.simpy_engine import Run
 from tests.support.places import REPOSITORY
 from tests.support.strategies import make_trace
@@ -34,7 +35,7 @@ def test_hit_rate_of_a_device(name: str, tmp_path: Path) -> None:
     cache, percent, _ = RUNS[name]
     path = tmp_path / f"{name}.npz"
     convert_file(published(f"{name}.npz"), path)
-    report = replay(scene(path, cache_size=cache, split="all"), "lru")
+    report = replay(scene(path, cache=cache, split="all"), "lru")
     phases = (report.prefill, report.decode)
     ratio = sum(c.hits for c in phases) / sum(c.lookups for c in phases)
     assert 100 * ratio == pytest.approx(percent, abs=0.1)
@@ -47,8 +48,8 @@ def test_bytes_read_by_a_device(name: str, tmp_path: Path) -> None:
         measured = [int(row["read_bytes"]) for row in csv.DictReader(text) if row["read_bytes"]]
     path = tmp_path / f"{name}.npz"
     convert_file(published(f"{name}.npz"), path)
-    here = scene(path, cache_size=cache, split="all")
-    log = Run(here.work, plan_for(here, "lru")[0], here.budget).log()
+    here = scene(path, cache=cache, split="all")
+    log = Run(here.work, prepare(here, "lru").plan, here.budget).log()
     read = np.where(log.found == MISS, here.work.lookup_bytes, 0)
     step = here.work.call // here.work.n_layers
     simulated = np.bincount(step, read, here.work.schedule.n_steps)[here.work.schedule.phase == DECODE]
@@ -72,8 +73,8 @@ def test_conformance_of_lru_by_events(tmp_path: Path) -> None:
     trace.meta["model"]["config"] = config
     path = tmp_path / "toy.npz"
     trace.save(path)
-    here = scene(path, cache_size="6")
-    plan, _ = plan_for(here, "lru", {"scope": "layer"})
+    here = scene(path, cache="6")
+    plan = prepare(here, "lru", {"scope": "layer"}).plan
     log = Run(here.work, plan, here.budget).log()
     missed = np.add.reduceat(log.found == MISS, here.work.offsets[:-1])
     assert missed.tolist() == [int(e["misses"]) for e in events]

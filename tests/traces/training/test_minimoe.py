@@ -12,7 +12,7 @@ import torch
 
 from ground.errors import InputError
 from tests.support.tiny_moe import llama, mixtral, tokenizer, write_corpora
-from traces.capture.corpora import DomainText, Row
+from traces.capture.corpora import DomainText, TextRow
 from traces.capture.routers import routed_layers
 from traces.capture.session import Amount, capture
 from traces.trace import Trace
@@ -180,7 +180,7 @@ def test_every_block_of_a_round_is_seen_once():
 
 
 def test_documents_are_packed_with_an_end_between():
-    rows = [Row("law", "s", "MIT", "court shall\n", "agree"), Row("law", "s", "MIT", "party\n", "notice term law")]
+    rows = [TextRow("law", "s", "MIT", "court shall\n", "agree"), TextRow("law", "s", "MIT", "party\n", "notice term law")]
     packed = pack(tokenizer(), DomainText("law", rows, [], []), 3, 0)
     words = tokenizer().convert_ids_to_tokens(packed.reshape(-1).tolist())
     assert packed.shape == (3, 3)

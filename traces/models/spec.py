@@ -1,13 +1,9 @@
 """What a Mixture-of-Experts model is made of: layers, experts, weights and bytes."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ground.errors import InputError
-from sim.model.released import RELEASED
 
 #: Bytes of one cached key or value number: bf16, whatever the weights are stored in.
 KV_BYTES = 2
@@ -103,17 +99,6 @@ class ModelSpec:
         for size in self.expert_bytes:
             if not 1 <= size <= MOST_EXPERT_BYTES:
                 raise InputError(f"{self.name}: an expert of {size} bytes; expected 1 to {MOST_EXPERT_BYTES} (1 PiB)")
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], name: str) -> "ModelSpec":
-        """Read the contents of a Hugging Face ``config.json``, with a nested ``text_config`` or without.
-
-        Raises InputError for a model type that is not known (exactly, never by prefix), a field that is missing or
-        impossible, and a model without routed layers; the message starts with ``name`` and names the field.
-        """
-        from sim.model.configs import read_config  # it builds ModelSpecs, so it imports this module
-
-        return read_config(config, name)
 
     @property
     def routed_layers(self) -> int:
@@ -212,90 +197,3 @@ class ModelSpec:
             cross_attention=self.cross_attention and part == "decoder",
         )
         return replace(spec, parked_bytes=self.resident_bytes - spec.resident_bytes)
-
-
-def builtin_models() -> tuple[str, ...]:
-    """Names of the models that are built in."""
-    return tuple(RELEASED)
-
-
-def load_model(name_or_path: str) -> ModelSpec:
-    """A built-in model by name, or a model from a ``config.json`` (or a folder that holds one).
-
-    Raises InputError for an unknown name or a file that is not a usable config, OSError if it cannot be read.
-    """
-    key = name_or_path.lower()
-    if key in RELEASED:
-        return ModelSpec.from_config(RELEASED[key], key)
-    path = Path(name_or_path)
-    if name_or_path and path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise InputError(f"model {name_or_path!r}: the folder holds no config.json; expected one")
-    if path.suffix != ".json" and not path.is_file():
-        raise InputError(f"model {name_or_path!r} is unknown; expected a config.json or one of {', '.join(RELEASED)}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); expected a Hugging Face config.json") from error
-    return ModelSpec.from_config(config, str(path))
-
-
-def resolve_model(model: Mapping[str, Any] | str | Path, n_routed: int | None = None) -> ModelSpec:
-    """The model that a trace names in ``meta["model"]``, or that a person names on the command line.
-
-    A mapping holds ``name``, ``experts``, ``top_k`` and, optionally, ``expert_bytes`` (one a routed layer),
-    ``config`` (for a name that is not built in) and ``part`` ("encoder" or "decoder" of an encoder-decoder model).
-    ``top_k`` and ``expert_bytes`` override the model's own; ``experts`` must agree with it. ``n_routed`` is the number
-    of routed layers of the trace: another number than the model's is an InputError, except that an encoder-decoder
-    model is reduced to its decoder (or ``part``) where that has as many.
-    """
-    if isinstance(model, str | Path):
-        return _fit_routed_layers(load_model(str(model)), n_routed, None)
-    name = model.get("name")
-    if not isinstance(name, str) or not name:
-        raise InputError(f"meta: model.name is {name!r}; expected the name of a model")
-    if name.lower() in RELEASED:
-        spec = load_model(name)
-    elif model.get("config") is not None:
-        spec = ModelSpec.from_config(model["config"], f"meta: model.config of {name}")
-        spec = replace(spec, name=name)
-    else:
-        raise InputError(
-            f"meta: model.name {name!r} is unknown and there is no model.config; expected one of {', '.join(RELEASED)}"
-        )
-    spec = _fit_routed_layers(spec, n_routed, model.get("part"))
-    return _override(spec, model)
-
-
-def _fit_routed_layers(spec: ModelSpec, n_routed: int | None, part: str | None) -> ModelSpec:
-    """The whole model or one of its stacks, whichever has ``n_routed`` routed layers."""
-    if part is not None:
-        spec = spec.stack(part)
-    if n_routed is None or n_routed == spec.routed_layers:
-        return spec
-    if spec.encoder_layers and n_routed == spec.stack("decoder").routed_layers:
-        return spec.stack("decoder")
-    raise InputError(f"{spec.name}: the trace has {n_routed} routed layers; expected {spec.routed_layers}")
-
-
-def _override(spec: ModelSpec, model: Mapping[str, Any]) -> ModelSpec:
-    """``spec`` with what the trace says of it, after checking that the two do not contradict each other."""
-    experts = model.get("experts", spec.experts)
-    if type(experts) is not int or experts != spec.experts:
-        raise InputError(f"meta: model.experts is {experts!r}; {spec.name} has {spec.experts}")
-    top_k = model.get("top_k", spec.top_k)
-    if type(top_k) is not int or not 1 <= top_k <= spec.experts:
-        raise InputError(f"meta: model.top_k is {top_k!r}; expected a whole number from 1 to {spec.experts}")
-    sizes = model.get("expert_bytes")
-    if sizes is None:
-        return replace(spec, top_k=top_k)
-    if not isinstance(sizes, list | tuple) or len(sizes) != spec.routed_layers:
-        found = f"{len(sizes)} values" if isinstance(sizes, list | tuple) else repr(sizes)
-        raise InputError(
-            f"meta: model.expert_bytes is {found}; expected a list of {spec.routed_layers}, one a routed layer"
-        )
-    for row, size in enumerate(sizes):
-        if type(size) is not int or size < 1:
-            raise InputError(f"meta: model.expert_bytes[{row}] is {size!r}; expected a whole number of bytes above 0")
-    return replace(spec, top_k=top_k, expert_bytes=tuple(sizes))

@@ -1,7 +1,8 @@
 """The released models that are built in, as the fields of their own ``config.json`` that decide sizes.
 
-Facts only. `sim.model.spec.ModelSpec.from_config` reads them as it reads anybody's file; the tests recompute every total
-from them and compare it with the parameter count that the makers advertise.
+Facts only, and the one table of them: layers, experts and sizes of a built-in model are read from here by
+`traces.models.configs.read_config`, as from anybody's file. The tests recompute every total and compare it with the
+parameter count that the makers advertise.
 """
 
 from typing import Any
@@ -80,18 +81,22 @@ def _llama4(name: str, experts: int, step: int) -> dict[str, Any]:
     return {"_source": source, "model_type": "llama4", "text_config": text}
 
 
-RELEASED: dict[str, dict[str, Any]] = {
-    "mixtral-8x7b": _grouped(32, 8, 128)
-    | {
-        "_source": "huggingface.co/mistralai/Mixtral-8x7B-v0.1 config.json",
+def _mixtral(size: str, layers: int, hidden: int, ffn: int, heads: int) -> dict[str, Any]:
+    return _grouped(heads, 8, 128) | {
+        "_source": f"huggingface.co/mistralai/Mixtral-{size}-v0.1 config.json",
         "model_type": "mixtral",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "vocab_size": 32000,
-    },
+    }
+
+
+RELEASED: dict[str, dict[str, Any]] = {
+    "mixtral-8x7b": _mixtral("8x7B", 32, 4096, 14336, 32),
+    "mixtral-8x22b": _mixtral("8x22B", 56, 6144, 16384, 48),
     "phi-3.5-moe": _grouped(32, 8, 128)
     | {
         "_source": "huggingface.co/microsoft/Phi-3.5-MoE-instruct config.json",
@@ -140,6 +145,20 @@ RELEASED: dict[str, dict[str, Any]] = {
         "intermediate_size": 10944,
         "moe_intermediate_size": 1408,
         "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "vocab_size": 102400,
+    },
+    "deepseek-v2": _latent(128, 1536)
+    | {
+        "_source": "huggingface.co/deepseek-ai/DeepSeek-V2 config.json",
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 60,
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
         "n_shared_experts": 2,
         "num_experts_per_tok": 6,
         "first_k_dense_replace": 1,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ground.errors import InputError
-from sim.model.spec import Attention, ModelSpec
+from traces.models.spec import Attention, ModelSpec
 
 #: Bytes a weight of the floating types that models are released in.
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -65,7 +65,11 @@ class Fields:
 
 
 def read_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """See `ModelSpec.from_config`."""
+    """The model that the contents of a Hugging Face ``config.json`` describe, with a nested ``text_config`` or without.
+
+    Raises InputError for a model type that is not known (exactly, never by prefix), a field that is missing or
+    impossible, and a model without routed layers; the message starts with ``name`` and names the field.
+    """
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: the config is {type(config).__name__}; expected a JSON object")
     inner = config.get("text_config")
@@ -151,6 +155,18 @@ def _trunk(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _routed(fields: Fields, layers: int, rule: Callable[[int], bool]) -> dict[str, Any]:
+    """The routed layers: those that ``mlp_layer_types`` calls sparse or, without it, those of the family's ``rule``."""
+    kinds = fields.words("mlp_layer_types", layers)
+    if kinds and not {"dense", "sparse"}.issuperset(kinds):
+        raise fields.fail("mlp_layer_types", "dense or sparse for each layer")
+    routed = tuple(n for n in range(layers) if (kinds[n] == "sparse" if kinds else rule(n)))
+    return {
+        "moe_layers": routed,
+        "dense_ffn": fields.integer("intermediate_size") if len(routed) < layers else 0,
+    }
+
+
 def _mixtral(fields: Fields) -> dict[str, Any]:
     """Every layer routed; ``intermediate_size`` is the experts' (Mixtral, Phi-3.5-MoE, OLMoE, Granite-MoE)."""
     spec = _trunk(fields)
@@ -169,40 +185,55 @@ def _qwen(fields: Fields) -> dict[str, Any]:
     spec = _trunk(fields)
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.layer_numbers("mlp_only_layers", spec["layers"]) or ()
-    routed = tuple(n for n in range(spec["layers"]) if n not in dense and (n + 1) % step == 0)
-    return spec | {
-        "moe_layers": routed,
-        "experts": fields.integer("num_experts", "num_local_experts"),
-        "expert_ffn": fields.integer("moe_intermediate_size"),
-        "dense_ffn": fields.integer("intermediate_size") if len(routed) < spec["layers"] else 0,
-        "attention": _grouped(fields, spec["hidden"]),
-    }
+    routed = _routed(fields, spec["layers"], lambda n: n not in dense and (n + 1) % step == 0)
+    return (
+        spec
+        | routed
+        | {
+            "experts": fields.integer("num_experts", "num_local_experts"),
+            "expert_ffn": fields.integer("moe_intermediate_size"),
+            "attention": _grouped(fields, spec["hidden"]),
+        }
+    )
 
 
 def _qwen2(fields: Fields) -> dict[str, Any]:
     return _qwen(fields) | {"shared_ffn": fields.integer("shared_expert_intermediate_size")}
 
 
-def _deepseek(fields: Fields, attention: Callable[[Fields, int], Attention] = _latent) -> dict[str, Any]:
-    """Dense first layers, then routed ones with shared experts of the same width."""
+def _deepseek(
+    fields: Fields, attention: Callable[[Fields, int], Attention] = _latent, first: int | None = None
+) -> dict[str, Any]:
+    """Dense first layers, ``first`` where the file need not say, then routed ones with shared experts of one width."""
     spec = _trunk(fields)
-    first = fields.integer("first_k_dense_replace", least=0)
+    if fields.config.get("mlp_layer_types") is None:
+        first = fields.integer("first_k_dense_replace", least=0, default=first)
     step = fields.integer("moe_layer_freq", default=1)
-    routed = tuple(n for n in range(spec["layers"]) if n >= first and n % step == 0)
+    routed = _routed(fields, spec["layers"], lambda n: n >= (first or 0) and n % step == 0)
     width = fields.integer("moe_intermediate_size")
-    return spec | {
-        "moe_layers": routed,
-        "experts": fields.integer("n_routed_experts", "num_local_experts", "num_experts"),
-        "expert_ffn": width,
-        "shared_ffn": fields.integer("n_shared_experts", "num_shared_experts", least=0, default=0) * width,
-        "dense_ffn": fields.integer("intermediate_size") if len(routed) < spec["layers"] else 0,
-        "attention": attention(fields, spec["hidden"]),
-    }
+    return (
+        spec
+        | routed
+        | {
+            "experts": fields.integer("n_routed_experts", "num_local_experts", "num_experts"),
+            "expert_ffn": width,
+            "shared_ffn": fields.integer("n_shared_experts", "num_shared_experts", least=0, default=0) * width,
+            "attention": attention(fields, spec["hidden"]),
+        }
+    )
 
 
 def _deepseek_moe(fields: Fields) -> dict[str, Any]:
-    """DeepSeek's layers with ordinary attention: the first DeepSeek-MoE, GLM-4-MoE, dots.1, Solar, EXAONE-MoE."""
+    """DeepSeek's layers with ordinary attention: the first DeepSeek-MoE, GLM-4-MoE, dots.1, EXAONE-MoE."""
     return _deepseek(fields, _grouped)
+
+
+def _solar(fields: Fields) -> dict[str, Any]:
+    return _deepseek(fields, _grouped, first=0)  # transformers' class has no field for it: all layers are routed
+
+
+def _glm_lite(fields: Fields) -> dict[str, Any]:
+    return _deepseek(fields, first=1)  # transformers' class lists the layers instead, by default all but the first
 
 
 def _granite_shared(fields: Fields) -> dict[str, Any]:
@@ -281,9 +312,9 @@ READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "deepseek": _deepseek_moe,
     "glm4_moe": _deepseek_moe,
     "dots1": _deepseek_moe,
-    "solar_open": _deepseek_moe,
+    "solar_open": _solar,
     "exaone_moe": _deepseek_moe,
-    "glm4_moe_lite": _deepseek,
+    "glm4_moe_lite": _glm_lite,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
