@@ -12,13 +12,9 @@ from typing import Any, TypeVar
 
 from analysis.bootstrap import Shares, shares
 from ground.progress import Watch
-from sim.machine.hardware import DEFAULT_HARDWARE
-from sim.machine.prediction_costs import DEFAULT_SOFTWARE
-from sim.policies import policy_class
 from sim.report.metrics import Report
-from sim.run.engines import execute
-from sim.run.scene import DEFAULT_CACHE, Scene, describe, plan_for, scene
-from sim.run.terms import settle
+from sim.run.prepared import prepare
+from sim.run.scene import Scene, SceneOptions, scene_of
 
 _THREADS = "OMP_NUM_THREADS"
 _Job = TypeVar("_Job")
@@ -26,23 +22,10 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where policies are compared: everything of a run but the policy. Several traces are mixed."""
-
-    traces: tuple[str, ...]
-    profile: tuple[str, ...] | None = None
-    hardware: str = DEFAULT_HARDWARE
-    software: str = DEFAULT_SOFTWARE
-    cache: str = DEFAULT_CACHE
-    split: str = "eval"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Design:
-    """One replay: a policy with its parameters, somewhere."""
+    """One replay: a policy with its parameters, and everything else that it takes."""
 
-    place: Place
+    scene: SceneOptions
     policy: str
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -68,7 +51,7 @@ class Outcome:
         return {
             "policy": self.design.policy,
             "set": self.design.values,
-            "software": Path(self.design.place.software).stem,
+            "software": Path(self.design.scene.software).stem,
             "tokens": d.tokens,
             "tokens_per_s": _rounded(r.tokens_per_s),
             "hit_ratio": _rounded(d.hit_ratio),
@@ -137,19 +120,13 @@ def _one_thread_each() -> Iterator[None]:
 
 def replayed_design(design: Design) -> Outcome:
     """Replay one design. Raises InputError."""
-    here = scene_at(design.place)
-    plan, parameters = plan_for(here, design.policy, design.values)
-    done = execute(here.work, plan, here.budget)
-    terms = settle(here.work, plan, here.budget)
-    name = policy_class(design.policy).name
-    report = describe(here, plan, name, parameters, design.values, done, terms)
-    return Outcome(design, report, shares(here.trace, here.work, done.log))
+    here = scene_at(design.scene)
+    run = prepare(here, design.policy, design.values)
+    done = run.execute()
+    return Outcome(design, run.simulated(done), shares(here.trace, here.work, done.log))
 
 
 @lru_cache(maxsize=4)
-def scene_at(place: Place) -> Scene:
-    """The scene at a place; the last few are kept, so designs of one place should follow each other."""
-    return scene(
-        place.traces, hardware=place.hardware, software=place.software, cache_size=place.cache,
-        profile=place.profile, split=place.split, seed=place.seed,
-    )  # fmt: skip
+def scene_at(options: SceneOptions) -> Scene:
+    """The scene of these options; the last few are kept, so designs of one scene should follow each other."""
+    return scene_of(options)

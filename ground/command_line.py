@@ -36,7 +36,6 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
     standard output that went away. Only a mistake of the program itself raises. Without standard error the messages are
     lost, nothing else.
     """
-    refused: tuple[type[Exception], ...] = (InputError, CycloptsError, *failures)
     if sys.stderr is None:  # print would write to standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (the stream lives as long as the process)
     for stream in (sys.stdout, sys.stderr):
@@ -50,34 +49,40 @@ def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[typ
             app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()  # while a failure can still be told
         return 0
-    except ModuleNotFoundError as missing:
-        extra = _EXTRAS.get((missing.name or "").partition(".")[0])
-        if extra is None:
+    except BaseException as ending:
+        told = _told(ending, (InputError, CycloptsError, *failures))
+        if told is None:
             raise
-        print(f"error: {missing.name} is not installed; pip install 'moe-replay[{extra}]'", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return _quietly(_PIPE)
-    except KeyboardInterrupt:
-        return _quietly(_INTERRUPTED, "interrupted")
-    except SystemExit as leaving:  # how rich and cyclopts pass on what came to them
-        if isinstance(leaving.__context__, BrokenPipeError):
-            return _quietly(_PIPE)
-        if isinstance(leaving.__context__, KeyboardInterrupt):
-            return _quietly(_INTERRUPTED, "interrupted")
-        raise
-    except Stopped as stop:
-        return _quietly(128 + stop.number, "interrupted" if stop.number == signal.SIGINT else "stopped")
-    except RecursionError:
-        return _quietly(2, "error: the input is nested too deep")
-    except MemoryError as error:
+        return _quietly(*told)
+
+
+def _told(ending: BaseException, refused: tuple[type[Exception], ...]) -> tuple[int, str] | None:
+    """The exit status and the line, perhaps empty, of what ended a command; None for a mistake of the program."""
+    if isinstance(ending, SystemExit) and isinstance(ending.__context__, BrokenPipeError | KeyboardInterrupt):
+        ending = ending.__context__  # rich and cyclopts pass on so what came to them
+    if isinstance(ending, BrokenPipeError):
+        return _PIPE, ""
+    if isinstance(ending, KeyboardInterrupt):
+        return _INTERRUPTED, "interrupted"
+    if isinstance(ending, Stopped):
+        return 128 + ending.number, "interrupted" if ending.number == signal.SIGINT else "stopped"
+    wrong = _wrong(ending, refused)
+    return None if wrong is None else (2, f"error: {wrong}")
+
+
+def _wrong(error: BaseException, refused: tuple[type[Exception], ...]) -> str | None:
+    """What a person is told of an error that has its cause outside the program; None if it has not."""
+    if isinstance(error, ModuleNotFoundError):
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        return None if extra is None else f"{error.name} is not installed; pip install 'moe-replay[{extra}]'"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deep"
+    if isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
-        return _quietly(2, f"error: out of memory{why}; free some, or give the command less at once")
-    except OSError as error:
-        where = error.filename if error.filename is not None else "cannot read or write"
-        return _quietly(2, f"error: {where}: {error.strerror}" if error.strerror else f"error: {error}")
-    except refused as error:
-        return _quietly(2, f"error: {error}")
+        return f"out of memory{why}; free some, or give the command less at once"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{'cannot read or write' if error.filename is None else error.filename}: {error.strerror}"
+    return str(error) if isinstance(error, OSError | refused) else None
 
 
 def _quietly(status: int, line: str = "") -> int:

@@ -8,16 +8,16 @@ if __name__ == "__main__":  # the imports below take a moment
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App, Parameter
 
 from ground.command_line import run
-from ground.whole_number import WholeNumber
 from realrun.device.faults import RunError, SlotFault
-from sim.machine.prediction_costs import DEFAULT_SOFTWARE
-from sim.run.scene import DEFAULT_CACHE, code_version
+from realrun.options import Device, Folder, GenerateOptions, Output, ReplayOptions, Trace, ValidateOptions
+from sim.run.scene import code_version
 
 app = App(
     name="python -m realrun",
@@ -26,24 +26,6 @@ app = App(
     help_format="markdown",
     help_on_error=False,
 )
-
-
-def _named(kind: object, tokens: Sequence[Token]) -> Path:
-    """A path as written; the name of nothing, which a shell makes of an unset variable, is not this folder."""
-    if not tokens[0].value:
-        raise ValueError("''; expected a name")
-    return Path(tokens[0].value)
-
-
-Output = Annotated[Path, Parameter(converter=_named)]
-Device = Annotated[str, Parameter(help="where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
-Scale = Annotated[WholeNumber, Parameter(help="divide the model's widths by this, to try things out")]
-Shared = Annotated[
-    WholeNumber | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
-]
-HostMemory = Annotated[
-    str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what the system says is free")
-]
 
 
 @app.command
@@ -93,50 +75,11 @@ def lookup(
     lookup_command(json, device, _typed())
 
 
+_REPLAY = ReplayOptions()
+
+
 @app.command
-def replay(
-    trace: Annotated[Path, Parameter(help="a trace, .npz")],
-    /,
-    *,
-    policy: Annotated[
-        list[str],
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            show_default=" ".join,
-            help="names of `python -m sim policies`, or module:Class; with parameters: name,key=value,...",
-        ),
-    ] = ["lru"],  # noqa: B006 (never changed)
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value"),
-    ] = None,
-    model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None,
-    cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
-    steps: Annotated[WholeNumber | None, Parameter(help="decode steps to run; default: all")] = None,
-    check: Annotated[
-        bool, Parameter(negative=(), help="compare every expert with its stamp before and after its kernels")
-    ] = False,
-    device: Device = "cuda",
-    scale: Scale = 1,
-    shared: Shared = None,
-    host_memory: HostMemory = None,
-    hardware: Annotated[str, Parameter(help="the profile that bounds and policies go by")] = "h200",
-    software: Annotated[
-        str, Parameter(help="where predictions run: fast, paper or a profile, .toml")
-    ] = DEFAULT_SOFTWARE,
-    profile: Annotated[
-        list[Path] | None,
-        Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
-    ] = None,
-    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
-    batch: Annotated[WholeNumber, Parameter(help="sequences that decode together")] = 1,
-    seed: Annotated[WholeNumber, Parameter(help="of random weights, and of policies that draw")] = 0,
-    json: Annotated[
-        str | None,
-        Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report here, - is standard output"),
-    ] = None,
-) -> None:
+def replay(trace: Trace, /, *, options: ReplayOptions = _REPLAY) -> None:
     r"""Replay a trace on the GPU with experts of the model's true size: real transfers, real kernels, forced routes.
 
     Weights are random; the router is run and waited for, and then the trace's route takes its place. Several policies
@@ -152,54 +95,13 @@ def replay(
         --device cpu --scale 64 --steps 5 --check
     ```
     """
-    from realrun.commands import Asked, replay_command
+    from realrun.commands import replay_command
 
-    replay_command(
-        Asked(
-            trace, policy, set_ or [], model, hardware, software, cache, profile, split, batch, seed, steps, scale,
-            check, shared, host_memory, device, json,
-        )
-    )  # fmt: skip
+    replay_command(replace(options, traces=(trace,)))
 
 
 @app.command
-def validate(
-    trace: Annotated[Path, Parameter(help="a trace, .npz")],
-    /,
-    *,
-    policies: Annotated[
-        list[str],
-        Parameter(consume_multiple=True, negative=(), help="as --policy of replay, each with its parameters"),
-    ],
-    cache: Annotated[
-        list[str],
-        Parameter(
-            consume_multiple=True, negative=(), show_default=" ".join, help="cache sizes: 25%, 64 (slots), 16GiB"
-        ),
-    ] = [DEFAULT_CACHE],  # noqa: B006 (never changed)
-    folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
-    hardware: Annotated[
-        str | None, Parameter(help="the profile to simulate with; default: this machine is measured first")
-    ] = None,
-    software: Annotated[str, Parameter(help="what predictions cost; measured: as the profile has it")] = "measured",
-    model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None,
-    profile: Annotated[
-        list[Path] | None,
-        Parameter(consume_multiple=True, negative=(), help="traces whose profile split policies learn from"),
-    ] = None,
-    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval",
-    steps: Annotated[WholeNumber | None, Parameter(help="decode steps of each run; default: all")] = None,
-    check: Annotated[bool, Parameter(negative=(), help="compare every expert with its stamp as well")] = False,
-    baseline: Annotated[bool, Parameter(help="also time accelerate's CPU offload and plain pageable copies")] = True,
-    quick: Annotated[bool, Parameter(negative=(), help="measure this machine in less time")] = False,
-    seconds: Annotated[
-        float, Parameter(help="decode time to measure of each pair; shorter runs are repeated, the fastest counts")
-    ] = 2.0,
-    device: Device = "cuda",
-    scale: Scale = 1,
-    shared: Shared = None,
-    host_memory: HostMemory = None,
-) -> None:
+def validate(trace: Trace, /, *, options: ValidateOptions) -> None:
     r"""Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
 
     Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv and
@@ -214,14 +116,9 @@ def validate(
         --device cpu --scale 64 --steps 5
     ```
     """
-    from realrun.commands import host_bytes_of
-    from realrun.validate.validate import Asked, validate_command
+    from realrun.validate.pairs import validate_command
 
-    asked = Asked(
-        trace, policies, cache, folder, hardware, software, model, profile, split, steps, scale, shared,
-        host_bytes_of(host_memory), device, check, baseline, quick, seconds,
-    )  # fmt: skip
-    validate_command(asked, _typed())
+    validate_command(replace(options, traces=(trace,)), _typed())
 
 
 @app.command
@@ -230,7 +127,7 @@ def resimulate(
     trace: Annotated[Path, Parameter(help="the trace that it was made of, .npz")],
     /,
     *,
-    folder: Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")],
+    folder: Folder,
     hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
     r"""Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
@@ -272,39 +169,7 @@ def baseline(
 
 
 @app.command
-def generate(
-    *,
-    model: Annotated[str, Parameter(help="a checkpoint's folder, or its name on the Hugging Face hub")],
-    prompt: Annotated[str, Parameter(help="what the model goes on from")],
-    policy: Annotated[
-        str, Parameter(help="a policy that needs no future; with parameters: name,key=value,...")
-    ] = "lru",
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value"),
-    ] = None,
-    tokens: Annotated[WholeNumber, Parameter(help="how many tokens to generate at most")] = 32,
-    cache: Annotated[str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")] = DEFAULT_CACHE,
-    profile: Annotated[
-        list[Path] | None,
-        Parameter(consume_multiple=True, negative=(), help="traces whose profile split the policy learns from"),
-    ] = None,
-    check: Annotated[
-        bool, Parameter(negative=(), help="compare every expert with its stamp before and after it runs")
-    ] = False,
-    compare: Annotated[
-        bool, Parameter(negative=(), help="run the resident model first, which must fit, and compare the tokens")
-    ] = False,
-    device: Device = "cuda",
-    host_memory: Annotated[
-        str | None, Parameter(help="host memory that may be used, such as 120GiB; default: what is available")
-    ] = None,
-    seed: Annotated[WholeNumber, Parameter(help="for policies that draw at random")] = 0,
-    json: Annotated[
-        str | None,
-        Parameter(name=["--json"], allow_leading_hyphen=True, help="write what came of it here, - is standard output"),
-    ] = None,
-) -> None:
+def generate(*, options: GenerateOptions) -> None:
     r"""Generate text with a real model whose experts wait in host memory, under any policy that needs no future.
 
     For example:
@@ -315,14 +180,9 @@ def generate(
         --policy previous-token --cache 50% --check --compare
     ```
     """
-    from realrun.commands import Wanted, generate_command
+    from realrun.commands import generate_command
 
-    generate_command(
-        Wanted(
-            model, prompt, policy, set_ or [], tokens, cache, profile or [], seed, check, compare, host_memory, device,
-            json,
-        )
-    )  # fmt: skip
+    generate_command(options)
 
 
 def _typed() -> str:

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,118 +12,57 @@ from ground.output import show, values_of, written
 from ground.progress import Watch
 from ground.text import printable_lines
 from realrun.device.faults import RunError
-from realrun.engine.replay import interruptible, open_rig, run, small_scene
+from realrun.engine.replay import interruptible, run
+from realrun.engine.rig import open_rig
+from realrun.engine.small_scene import small_scene
+from realrun.options import GenerateOptions, ReplayOptions, host_bytes_of
 from sim.policies import policy_class
 from sim.report.metrics import Report
 from sim.report.tables import Comparison, report_view
-from sim.run.cache_size import parse_capacity
-from sim.run.scene import bundled_traces, plan_for
+from sim.run.prepared import prepare
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a replay is asked for; see the options of ``python -m realrun replay``."""
-
-    trace: Path
-    policies: Sequence[str]
-    set_: Sequence[str]
-    model: str | None
-    hardware: str
-    software: str
-    cache: str
-    profile: Sequence[Path] | None
-    split: str
-    batch: int
-    seed: int
-    steps: int | None
-    scale: int
-    check: bool
-    shared: int | None
-    host_memory: str | None
-    device: str
-    json: str | None
-
-
-def replay_command(asked: Asked) -> None:
+def replay_command(options: ReplayOptions) -> None:
     """Replay a trace under each policy on one rig, print the report (of several: a table), write JSON.
 
     Raises InputError; KeyboardInterrupt, after what was measured so far is out, where a person stopped it.
     """
-    read = [asked.trace, *(asked.profile or bundled_traces()), asked.model, asked.hardware, asked.software]
-    keep_apart(read, {"--json": asked.json})
-    if not asked.policies:
+    keep_apart(options.files, {"--json": options.json})
+    if not options.policy:
         raise InputError("--policy: expected at least one")
-    wanted = [name.split(",") for name in asked.policies]
+    wanted = [name.split(",") for name in options.policy]
     learns = any(policy_class(name).learns for name, *_ in wanted)
-    here = small_scene(
-        asked.trace, asked.cache, asked.scale, asked.steps, model=asked.model, hardware=asked.hardware,
-        software=asked.software, profile=asked.profile, split=asked.split, batch=asked.batch, seed=asked.seed,
-        learns=learns,
-    )  # fmt: skip
-    given = [values_of([*settings, *asked.set_], "--set") for _, *settings in wanted]
-    plans = [plan_for(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
-    limit = host_bytes_of(asked.host_memory)
+    here = small_scene(options, options.scale, options.steps, learns=learns)
+    given = [values_of([*settings, *options.set_], "--set") for _, *settings in wanted]
+    runs = [prepare(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
+    limit, total = host_bytes_of(options.host_memory), here.work.schedule.n_steps
     reports: list[Report] = []
-    with written(asked.json) as write:
+    with written(options.json) as write:
         with open_rig(
-            here.model, asked.device, shared=asked.shared, limit=limit, seed=asked.seed, say=_say
+            here.model, options.device, shared=options.shared, limit=limit, seed=options.seed, say=_say
         ) as rig, interruptible() as stop, Watch("replay") as watch:  # fmt: skip
-            for (name, *_), values, (plan, parameters) in zip(wanted, given, plans, strict=True):
-                kind, total = policy_class(name), here.work.schedule.n_steps
-                progress = lambda steps, total=total, name=kind.name: watch.at(steps / total, name)  # noqa: E731
+            for one in runs:
+                progress = lambda steps, name=one.policy.name: watch.at(steps / total, name)  # noqa: E731
                 try:
-                    one = run(
-                        here, plan, rig, policy=kind.name, parameters=parameters, given=values, check=asked.check,
-                        stop=stop, progress=progress,
-                    )  # fmt: skip
+                    reports.append(run(one, rig, check=options.check, stop=stop, progress=progress))
                 except KeyboardInterrupt:  # before its first step was over
                     if not (stop() and reports):
                         raise
                     break
-                reports.append(one)
                 if stop():
                     break
-        show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), asked.json)
+        show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), options.json)
         data = [report.to_json() for report in reports]
-        write(data if len(wanted) > 1 else data[0])  # after the report is out: a disk may be full
-    if len(reports) < len(wanted) or not reports[-1].settings["complete"]:
+        write(data if len(runs) > 1 else data[0])  # after the report is out: a disk may be full
+    if len(reports) < len(runs) or not reports[-1].settings["complete"]:
         raise KeyboardInterrupt
-
-
-def host_bytes_of(text: str | None) -> int | None:
-    """Bytes of host memory meant by ``120GiB``; None for no word. Raises InputError."""
-    if text is None:
-        return None
-    try:
-        return parse_capacity(text if text[-1:].isalpha() else f"{text}B", (1,), 1)
-    except InputError:
-        raise InputError(f"--host-memory {text!r}: expected bytes, such as 120GiB") from None
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a generation is asked for; see the options of ``python -m realrun generate``."""
-
-    model: str
-    prompt: str
-    policy: str
-    set_: Sequence[str]
-    tokens: int
-    cache: str
-    profile: Sequence[Path]
-    seed: int
-    check: bool
-    compare: bool
-    host_memory: str | None
-    device: str
-    json: str | None
-
-
-def generate_command(wanted: Wanted) -> None:
+def generate_command(options: GenerateOptions) -> None:
     """Generate text with a model's experts offloaded, print it, and what it took on standard error.
 
     Whatever can be seen to be wrong before the model's weights are loaded is refused then.
@@ -132,8 +70,9 @@ def generate_command(wanted: Wanted) -> None:
     Raises InputError for a checkpoint or a policy that cannot be run so, SlotFault if a check fails, and with
     ``compare`` RunError if the tokens are not those of the resident model.
     """
-    from realrun.device.devices import open_device, refuse_too_little
+    from realrun.device.devices import refuse_too_little
     from realrun.device.host_memory import free_host_bytes
+    from realrun.device.open_device import open_device
     from realrun.generate.offloader import Choice, Offloader, resident_tokens
     from traces.capture.checkpoint import (
         BASIS_FILE,
@@ -147,23 +86,23 @@ def generate_command(wanted: Wanted) -> None:
     from traces.embeddings import Basis
     from traces.trace import Trace
 
-    keep_apart([wanted.model or None, *wanted.profile], {"--json": wanted.json})
-    if not wanted.model:
+    keep_apart([options.model or None, *options.profile], {"--json": options.json})
+    if not options.model:
         raise InputError("--model '': expected a checkpoint's folder, or its name on the hub")
-    if wanted.tokens < 1:
-        raise InputError(f"--tokens {wanted.tokens}; expected at least 1")
-    if wanted.seed < 0:
-        raise InputError(f"--seed {wanted.seed}; expected at least 0")
-    prompt = _text(wanted.prompt)
-    name, *settings = wanted.policy.split(",")
+    if options.tokens < 1:
+        raise InputError(f"--tokens {options.tokens}; expected at least 1")
+    if options.seed < 0:
+        raise InputError(f"--seed {options.seed}; expected at least 0")
+    prompt = _text(options.prompt)
+    name, *settings = options.policy.split(",")
     choice = Choice(
-        name, values_of([*settings, *wanted.set_], "--set"), wanted.cache,
-        [Trace.load(path).select("profile") for path in wanted.profile], seed=wanted.seed, check=wanted.check,
-        limit=host_bytes_of(wanted.host_memory),
+        name, values_of([*settings, *options.set_], "--set"), options.cache,
+        [Trace.load(path).select("profile") for path in options.profile], seed=options.seed, check=options.check,
+        limit=host_bytes_of(options.host_memory),
     )  # fmt: skip
     choice.refuse()
-    folder = located(wanted.model)
-    keep_apart([folder], {"--json": wanted.json})
+    folder = located(options.model)
+    keep_apart([folder], {"--json": options.json})
     basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
     bones = skeleton(folder)
     choice.refuse_for(bones, basis)
@@ -171,21 +110,21 @@ def generate_command(wanted: Wanted) -> None:
     ids = tokenizer(prompt)["input_ids"]
     if not ids:
         raise InputError(f"--prompt {prompt!r}: no token in it; expected a text")
-    _refuse_positions(bones, len(ids), wanted.tokens)
+    _refuse_positions(bones, len(ids), options.tokens)
     refuse_too_little(f"host memory for the weights of {folder}", weight_bytes(folder), free_host_bytes(), "free some")
-    with written(wanted.json) as write, open_device(wanted.device) as device:
+    with written(options.json) as write, open_device(options.device) as device:
         model = load_model(folder, device="cpu")
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         eos = end_tokens(model, tokenizer)
-        expected = resident_tokens(model, device, ids, wanted.tokens, pad, eos) if wanted.compare else None
+        expected = resident_tokens(model, device, ids, options.tokens, pad, eos) if options.compare else None
         with Offloader(model, device, choice, basis) as offloader:
-            result = offloader.generate(ids, wanted.tokens, pad, eos)
+            result = offloader.generate(ids, options.tokens, pad, eos)
         text = tokenizer.decode(result.tokens)
         if expected is not None and result.tokens != expected:
             raise RunError(f"the tokens are not those of the resident model: {result.tokens[:8]}, {expected[:8]}")
         summary = {"policy": name, **result.summary(), "device": device.name, "compared": expected is not None}
         write({**summary, "text": text, "token_ids": result.tokens})
-    if wanted.json != "-":
+    if options.json != "-":
         print(printable_lines(text))
     _say("; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary.items()))
 

@@ -8,7 +8,7 @@ if __name__ == "__main__":  # the imports below take a moment
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,13 +21,13 @@ from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, values_of, written
 from ground.text import printable
-from ground.whole_number import Whole
-from sim.machine.prediction_costs import DEFAULT_SOFTWARE
+from ground.whole_number import WholeNumber
 from sim.plan import Discipline
 from sim.report.metrics import Report
 from sim.run.engines import Engine
-from sim.run.scene import DEFAULT_CACHE, DEFAULT_HARDWARE, Scene, bundled_traces, code_version, lacking, replay, scene
-from sim.run.simpy_engine import SimulationError
+from sim.run.faults import SimulationError
+from sim.run.prepared import replay
+from sim.run.scene import Scene, SceneOptions, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
 from traces.arrays import shown as shown_path
 
@@ -53,70 +53,40 @@ _Json = Annotated[
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
-class Terms:
-    """What a run is made of besides its trace and its policy: options that all replaying commands share."""
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(SceneOptions):
+    """What a run is made of besides its policy: options that all replaying commands share."""
 
     mix: Annotated[
-        list[Path] | None,
+        tuple[Path, ...],
         Parameter(
             consume_multiple=True,
             negative=(),
+            show_default=False,
             help="instead of one trace: several of one model as one workload, their sequences in turn",
         ),
-    ] = None
-    model: Annotated[
-        str | None,
-        Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
-    ] = None
-    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
-    software: Annotated[
-        str, Parameter(help="what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
-    ] = DEFAULT_SOFTWARE
-    cache: Annotated[
-        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
-    ] = DEFAULT_CACHE
-    profile: Annotated[
-        list[Path] | None,
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            help="traces whose profile split policies learn from; default: this one and the bundled ones of its model",
-        ),
-    ] = None
-    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval"
-    batch: Annotated[Whole, Parameter(help="sequences that decode together")] = 1
-    seed: Annotated[Whole, Parameter(help="for policies that draw at random")] = 0
+    ] = ()
     discipline: Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")] = (
         None
     )
-    chunks: Annotated[Whole | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")] = (
-        None
-    )
+    chunks: Annotated[
+        WholeNumber | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")
+    ] = None
     engine: Annotated[Engine, Parameter(help="what executes a run, all with the same result; auto is the faster")] = (
         "auto"
     )
 
-    def traces(self, trace: Path | None) -> list[Path]:
-        """The files to replay: the one trace or those of --mix. Raises InputError for both or neither."""
+    def of(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> "ReplayOptions":
+        """These options for one trace, or for those of --mix.
+
+        Raises InputError for both or neither, and for an output that is one of the files read.
+        """
         if (trace is None) == (not self.mix):
-            given = "neither is there" if trace is None else f"both are there, {trace} and {len(self.mix or [])} to mix"
+            given = "neither is there" if trace is None else f"both are there, {trace} and {len(self.mix)} to mix"
             raise InputError(f"expected a trace or --mix with several; {given}")
-        return [trace] if trace is not None else list(self.mix or [])
-
-    def keep_apart(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> None:
-        """Refuse outputs that are one of the files read here. Raises InputError."""
-        keep_apart(
-            [*self.traces(trace), *(self.profile or bundled_traces()), self.model, self.hardware, self.software],
-            outputs,
-        )
-
-    def scene(self, trace: Path | None, learns: bool) -> Scene:
-        """Load the trace and set it up. Raises InputError."""
-        return scene(
-            self.traces(trace), model=self.model, hardware=self.hardware, software=self.software, cache_size=self.cache,
-            profile=self.profile, split=self.split, batch=self.batch, seed=self.seed, learns=learns,
-        )  # fmt: skip
+        options = replace(self, traces=self.mix if trace is None else (trace,))
+        keep_apart(options.files, outputs)
+        return options
 
     def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:
         """Run one policy. Raises InputError."""
@@ -134,7 +104,7 @@ def replay_command(
         str, Parameter(help="a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
     ] = "lru",
     set_: _Set = None,
-    terms: Terms = Terms(),
+    options: ReplayOptions = ReplayOptions(),
     json: _Json = None,
     timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
 ) -> None:
@@ -154,14 +124,14 @@ def replay_command(
     from sim.report.tables import report_view
     from sim.report.timeline import timeline as open_timeline
 
-    terms.keep_apart(trace, {"--json": json, "--timeline": timeline})
+    options = options.of(trace, {"--json": json, "--timeline": timeline})
     policy, *settings = policy.split(",")
-    here = terms.scene(trace, policy_class(policy).learns)
-    _announce(here, "simpy" if timeline else terms.engine)
+    here = scene_of(options, learns=policy_class(policy).learns)
+    _announce(here, "simpy" if timeline else options.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with written(json) as write, watch as observer, _progress(here, [policy]) as advance:
         values = values_of([*settings, *(set_ or [])], "--set")
-        result = terms.replay(here, policy, values, observer=observer, progress=advance(policy))
+        result = options.replay(here, policy, values, observer=observer, progress=advance(policy))
         write(result.to_json())
     if timeline is not None:
         print(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev", file=sys.stderr)
@@ -181,7 +151,7 @@ def compare(
             help="policies to compare, name or name,key=value,...; default: all that the trace allows",
         ),
     ] = None,
-    terms: Terms = Terms(),
+    options: ReplayOptions = ReplayOptions(),
     json: _Json = None,
 ) -> None:
     """Replay a trace under several policies at equal GPU bytes and print one table.
@@ -198,30 +168,31 @@ def compare(
     from sim.policies import policy_class
     from sim.report.tables import Comparison
 
-    terms.keep_apart(trace, {"--json": json})
+    options = options.of(trace, {"--json": json})
     wanted = [name.split(",") for name in policy or _everything()]
     kinds = [policy_class(name) for name, *_ in wanted]
-    here = terms.scene(trace, any(kind.learns for kind in kinds))
+    here = scene_of(options, learns=any(kind.learns for kind in kinds))
     if policy is None:
         able = [lacking(here, kind) is None for kind in kinds]
         for name in dict.fromkeys(name for (name, *_), fits in zip(wanted, able, strict=True) if not fits):
             print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
         wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
     given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
-    _announce(here, terms.engine)
+    _announce(here, options.engine)
     results, small = [], []
     with written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
         for (name, *settings), values in zip(wanted, given, strict=True):
             entry = ",".join([name, *settings])
             try:
-                results.append(terms.replay(here, name, values, progress=advance(entry)))
+                results.append(options.replay(here, name, values, progress=advance(entry)))
             except TooSmallError:
                 if policy is not None or here.budget < max(here.model.expert_bytes):
                     raise
                 small.append(entry)
         write([result.to_json() for result in results])
     if small:
-        print(f"left out: {'; '.join(small)} (--cache {terms.cache} is too small for what they keep)", file=sys.stderr)
+        too_small = f"--cache {options.cache} is too small for what they keep"
+        print(f"left out: {'; '.join(small)} ({too_small})", file=sys.stderr)
     show(Comparison(results), json)
 
 
@@ -287,21 +258,30 @@ def hardware(
     name: Annotated[str | None, Parameter(help="one profile in full: a built-in name or a .toml file")] = None,
     /,
     *,
+    toml: Annotated[bool, Parameter(negative=(), help="print the profile's file, to begin one of yours with")] = False,
     json: _Json = None,
 ) -> None:
     """List the built-in hardware profiles, or show one with the source of every figure.
 
-    For example:
+    What each field means, with a card of one's own as an example: docs/hardware.md. For example:
 
     ```
     python -m sim hardware
     python -m sim hardware h200
+    python -m sim hardware rtx-4090 --toml > mine.toml
     ```
     """
+    from sim.machine.hardware import Hardware, hardware_text
     from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
     keep_apart([name], {"--json": json})
-    if name is None:
+    if toml:
+        if name is None or json is not None:
+            raise InputError("--toml: expected the name of one profile, and no --json")
+        text = hardware_text(name)
+        Hardware.parse(text, name)
+        print(text.decode("utf-8"), end="")
+    elif name is None:
         _show(hardware_table(), hardware_json(), json)
     else:
         _show(machine_table(name), machine_json(name), json)
@@ -323,21 +303,21 @@ def software(
     python -m sim software paper
     ```
     """
-    from sim.machine.prediction_costs import Software
+    from sim.machine.prediction_costs import PredictionCosts
     from sim.report.catalogue import software_json, software_table
 
     keep_apart([name], {"--json": json})
     if name is None:
         _show(software_table(), software_json(), json)
     else:
-        _show(software_table([name]), Software.load(name).model_dump(mode="json", exclude_none=True), json)
+        _show(software_table([name]), PredictionCosts.load(name).model_dump(mode="json", exclude_none=True), json)
 
 
 @app.command
 def bench(
     *,
-    tokens: Annotated[Whole, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
-    long: Annotated[Whole, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
+    tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
+    long: Annotated[WholeNumber, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
     json: _Json = None,
 ) -> None:
     """Measure the engines against each other, a bare SimPy loop and other caches, and print ratios.
@@ -348,7 +328,8 @@ def bench(
     python -m sim bench
     ```
     """
-    from sim.bench.engines import bench_json, bench_view, run_bench
+    from sim.bench.engines import run_bench
+    from sim.bench.speeds import bench_json, bench_view
 
     keep_apart([], {"--json": json})
     rows, caches = run_bench(tokens, long)
@@ -357,7 +338,7 @@ def bench(
 
 def _announce(here: Scene, engine: Engine) -> None:
     """Say why the first run takes longer."""
-    from sim.compiled import SHORT, compiles_first
+    from sim.compiled.availability import SHORT, compiles_first
 
     if (engine == "compiled" or (engine == "auto" and len(here.work.expert) >= SHORT)) and compiles_first():
         print("compiling the engine, once for this version: about ten seconds", file=sys.stderr)

@@ -8,11 +8,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from sim.compiled import SHORT, available
+from sim.compiled.availability import SHORT, available
 from sim.eviction import NEVER
 from sim.log import DECODE
-from sim.run.slots import next_calls
-from sim.workload import Workload
+from sim.workload import Workload, next_calls
 
 
 def fewest_bytes(
@@ -119,6 +118,8 @@ class Bounds:
         link_bytes: fewest bytes that the whole run must load from a cold cache.
         decode_compute_ns, decode_link_bytes: the same of decode alone, from a warm cache.
         bytes_per_s: the most that the link can move.
+        decode_hit_ratio: the share of decode's look-ups whose bytes such a run of fewest loads has there already,
+            nothing being loaded ahead of need: the hit ratio of Belady's MIN. None without look-ups.
     """
 
     compute_ns: int
@@ -126,6 +127,7 @@ class Bounds:
     decode_compute_ns: int
     decode_link_bytes: int
     bytes_per_s: float
+    decode_hit_ratio: float | None = None
 
     @property
     def ns(self) -> float:
@@ -136,11 +138,14 @@ class Bounds:
 def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
     """Bounds of ``work`` at ``capacity`` bytes for experts, the policy's own tables included."""
     compute = work.compute_ns(work.least_ns)
-    decode = work.schedule.phase == DECODE
+    decode, size = work.schedule.phase == DECODE, work.lookup_bytes
+    loads = fewest_loads(work.offsets, work.expert, size, capacity, together(work, capacity))
+    decoding = work.lookup_phase == DECODE
     return Bounds(
         compute_ns=int(compute.sum()),
-        link_bytes=fewest_bytes(work.offsets, work.expert, work.lookup_bytes, capacity, together(work, capacity)),
+        link_bytes=int(loads.sum()),
         decode_compute_ns=int(compute[decode].sum()),
         decode_link_bytes=fewest_decode_bytes(work, capacity),
         bytes_per_s=bytes_per_s,
+        decode_hit_ratio=1 - int(loads[decoding].sum()) / int(size[decoding].sum()) if decoding.any() else None,
     )

@@ -13,37 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from realrun.device.devices import Device, Event
-from realrun.device.host_store import HostStore
-from realrun.device.machine import the_torch
-from realrun.engine.experts import Experts, Rows, portions
+from realrun.device.devices import Event
+from realrun.device.torch_device import the_torch
+from realrun.engine.experts import Experts, Rows
 from realrun.engine.host_experts import HostedExperts
 from realrun.engine.layers import Layers, Step, pairs_of
 from realrun.engine.loop import Loop, Stopped, undisturbed
+from realrun.engine.portions import portions
 from realrun.engine.predicting import Predictions
-from sim.eviction import foresees
-from sim.log import HOSTED, MISS, PREFILL, Log
-from sim.model.spec import ModelSpec
-from sim.plan import Plan
-from sim.run.host_costs import host_costs
-from sim.run.link import Transfer
-from sim.run.simpy_engine import by_moment
-from sim.run.slots import waves
-from sim.run.terms import Terms
+from realrun.engine.rig import Rig
+from sim.log import PREFILL, Log
+from sim.plan import Decision, Plan
+from sim.run.link_queue import Transfer
+from sim.run.terms import RunTerms
 from sim.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What runs of one model share: device, experts in host memory, and the model around them."""
-
-    device: Device
-    store: HostStore
-    layers: Layers
-    model: ModelSpec
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,8 @@ class Outcome:
             layer_ns=self.layer_ns,
             shared_ns=self.shared_ns + self.experts_ns % count,
             expert_ns=(self.experts_ns // count)[work.call],
-            waited_ns=None,
-            apart_ns=None,
+            awaited_ns=None,
+            split_wave_ns=None,
             head_ns=self.head_ns,
         )
 
@@ -89,7 +75,7 @@ class RealRun(Loop):
     """One replay; ``execute`` does it.
 
     Args:
-        stage: the device and the model.
+        rig, layers: the device, the experts in host memory and the model around them.
         work: the calls.
         routes: the trace's experts (T, L, K), which take the place of the router's answers.
         plan, terms, predictions, options: as in ``realrun.engine.loop.Loop``.
@@ -99,35 +85,31 @@ class RealRun(Loop):
 
     def __init__(
         self,
-        stage: Stage,
+        rig: Rig,
+        layers: Layers,
         work: Workload,
         routes: np.ndarray,
         plan: Plan,
-        terms: Terms,
+        terms: RunTerms,
         predictions: Predictions,
         *,
         keep_outputs: bool = False,
         progress: Callable[[int], None] = lambda steps: None,
         **options: Any,
     ) -> None:
-        future = foresees(plan.eviction)
-        first_call = work.first_call() if future else None
         shape = (work.n_layers, work.n_experts)
         super().__init__(
-            stage.device, stage.store, shape, plan, terms, predictions, first_call=first_call, **options
+            rig.device, rig.store, shape, plan, terms, predictions, work=work, **options
         )  # fmt: skip
-        self.stage, self.work, self._routes = stage, work, routes
+        self.model, self.layers, self.work, self._routes = rig.model, layers, work, routes
         self._progress, self._keep_outputs = progress, keep_outputs
-        self.experts = Experts(stage.model, self.cache)
+        self.experts = Experts(rig.model, self.cache)
         self.finish: list[int] = []
         self._busy: list[int] = []
         self.outputs: list[torch.Tensor] = []
-        self.found = bytearray(len(work.expert))
         self.predict = [0] * work.schedule.n_steps
-        self._next_call = work.next_call().tolist() if future else []
-        self._at_moments = by_moment(plan, work.n_experts)
-        self._hosted = HostedExperts(self.device, stage.store, stage.model) if plan.host is not None else None
-        self._to_host = host_costs(work, plan.host).chosen.tolist() if plan.host is not None else []
+        self._at_moments = plan.by_moment(work.n_experts)
+        self._hosted = HostedExperts(self.device, rig.store, rig.model) if plan.host is not None else None
 
     def execute(self) -> Outcome:
         """Run to the last step's end, or until ``stop`` says so.
@@ -158,11 +140,11 @@ class RealRun(Loop):
         top_k = self._routes.shape[2]
         rows = np.diff(schedule.offsets)
         for count in np.unique(rows[schedule.phase != PREFILL]).tolist():
-            self._warm_up(self.stage.layers.decode_step(count, top_k), {1, min(2, count), count}, prompt=False)
+            self._warm_up(self.layers.decode_step(count, top_k), {1, min(2, count), count}, prompt=False)
         if (schedule.phase == PREFILL).any():
             longest = int(rows[schedule.phase == PREFILL].max())
             served = {1, min(2, longest), longest, *np.unique(np.minimum(self.work.tokens, longest)).tolist()}
-            self._warm_up(Step(self.stage.model, longest, top_k, self.device, prompt=True), served, prompt=True)
+            self._warm_up(Step(self.model, longest, top_k, self.device, prompt=True), served, prompt=True)
         prediction = self.plan.prediction
         self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
         self.device.synchronize()
@@ -173,9 +155,9 @@ class RealRun(Loop):
     def _warm_up(self, step: Step, served: set[int], prompt: bool) -> None:
         """One step's kernels, experts for each number of rows ``served``: what a library first uses, it loads then."""
         for layer in dict.fromkeys((0, self.work.n_layers - 1, self.work.n_layers)):
-            self.stage.layers.launch(step, layer, prompt)
+            self.layers.launch(step, layer, prompt)
             if layer < self.work.n_layers:
-                self.stage.layers.launch_shared(step, layer)
+                self.layers.launch_shared(step, layer)
         (take,) = self._take(np.zeros((1, step.rows * step.top_k), np.int64), prompt)
         for count in sorted(served):
             slots, pairs = [0], [(0, count)]
@@ -197,11 +179,11 @@ class RealRun(Loop):
             self._request_all()
             self.link.phase = phase
             if plan.ring and not number:
-                self._stream_next_layer(0)
+                self._stream_layer(0)
                 self.link.kick()
             step, take = self._step(number, phase == PREFILL)
             if phase == PREFILL and plan.prediction.prompt_ns:
-                self._decide(([], plan.prediction.prompt_ns, []), number)
+                self._decide(Decision([], plan.prediction.prompt_ns, []), number)
             moment = number * (work.n_layers + 1)
             if moment in self._at_moments:
                 self._decide(self._at_moments[moment], number)
@@ -225,12 +207,12 @@ class RealRun(Loop):
 
     def _step(self, number: int, prompt: bool) -> tuple[Step, list[Rows]]:
         """The tensors of a step and the row of each pair of each layer."""
-        schedule, layers = self.work.schedule, self.stage.layers
+        schedule, layers = self.work.schedule, self.layers
         rows = schedule.rows[schedule.offsets[number] : schedule.offsets[number + 1]]
         routes = self._routes[rows]
         count, top_k = len(rows), routes.shape[2]
         step = (
-            Step(self.stage.model, count, top_k, self.device, prompt=True)
+            Step(self.model, count, top_k, self.device, prompt=True)
             if prompt
             else layers.decode_step(count, top_k)
         )
@@ -253,11 +235,11 @@ class RealRun(Loop):
         self.link.poll()
         compute = self.device.compute
         begin = compute.mark()
-        self.stage.layers.launch(step, layer, prompt)
+        self.layers.launch(step, layer, prompt)
         route = compute.mark()
         self.times.layer.append((call, begin, route))
-        if self.stage.model.shared_ffn:
-            self.stage.layers.launch_shared(step, layer)
+        if self.model.shared_ffn:
+            self.layers.launch_shared(step, layer)
             self.times.shared.append((call, route, compute.mark()))
         self._await(route, "the route of layer call", call, demands_follow=True)
 
@@ -265,7 +247,7 @@ class RealRun(Loop):
         """Run what comes after the last routed layer and wait for the token."""
         compute = self.device.compute
         begin = compute.mark()
-        self.stage.layers.launch(step, self.work.n_layers, prompt)
+        self.layers.launch(step, self.work.n_layers, prompt)
         if self.checker:
             self.checker.fetch()
         end = compute.mark()
@@ -286,20 +268,14 @@ class RealRun(Loop):
         take: Rows,
     ) -> None:  # fmt: skip
         """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
-        link, plan = self.link, self.plan
-        late = self._look_up(call, needed, first)
-        absent = self.found.find(MISS, first, first + len(needed)) >= 0
-        since = self.device.compute.mark() if late or absent else None
-        rest = self._rest(call, late) if plan.ring else []
-        link.passed = call
+        calls, link, plan = self.calls, self.link, self.plan
+        self._begin_call(call, needed, first)
+        late = calls.late
+        since = self.device.compute.mark() if late or calls.missed else None
         moment = call + number + 1
-        hosted = [expert for i, expert in enumerate(needed, first) if self.found[i] == HOSTED] if self._hosted else []
-        if hosted:
-            needed = [expert for expert in needed if expert not in hosted]
-        groups = waves(self.cache, needed, link.demanded) if needed else [needed]
-        if len(groups) > 1:
-            link.awaited.update(expert for group in groups[1:] for expert in group)
-        ready, waiting = self._claim(groups[0])
+        hosted = [needed[i - first] for i in calls.hosted]
+        groups = calls.split(needed, first)
+        ready, waiting = calls.claim(groups[0])
         decision = self._at_moments.get(moment)
         thought = self._think(decision) if decision is not None else None
         link.kick(some=True)
@@ -310,25 +286,23 @@ class RealRun(Loop):
         beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
         last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
         link.kick()
-        streams = self._streams(call)
+        streams = calls.streams(call)
         if decision is not None:
             if thought is None:
                 self._revalue(decision)
             self._ask(decision)
         if streams:
-            self._stream_next_layer(call + 1)
+            self._stream_layer(call + 1)
         if streams or decision is not None:
             link.kick()
         self._launch_late(call, groups[0], waiting, late, of, step, take, last)
         for group in groups[1:]:
             self._await_free()
-            link.awaited.difference_update(group)
-            ready, waiting = self._claim(group)
+            ready, waiting = calls.claim(group)
             link.kick()
             last = self._launch_ready(call, ready, waiting, late, None, of, step, take)
             self._launch_late(call, group, waiting, late, of, step, take, last)
-        if rest:
-            self._stand_still_for_rest(call, rest)
+        self._stand_still_for_others(call)
         if hosted:
             self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
 
@@ -378,7 +352,7 @@ class RealRun(Loop):
         for transfer in waiting:
             there = self._stand_still(call, [transfer], transfer.expert in late, last)
             last = self._launch(call, [transfer.expert], of, step, take, there)
-            self.cache.used[transfer.expert] = 1
+            self.cache.use(transfer.expert)
             self.link.poll()
         if group:
             self._hold(last, group)
@@ -398,13 +372,6 @@ class RealRun(Loop):
         self._hosted.bring(step, work.result())
         self.times.stall_host.append((call, idle, self.device.compute.mark()))
 
-    def _streams(self, call: int) -> bool:
-        """Whether the experts of the call after this one are copied while this one computes."""
-        if self.plan.ring:
-            return call + 1 < self.work.n_calls
-        prefill = self.plan.stream_prefill and self.link.phase == PREFILL
-        return prefill and (call + 1) % self.work.n_layers != 0
-
     # -- what came of it -----------------------------------------------------------------------------------------
 
     def _outcome(self, complete: bool) -> Outcome:
@@ -415,7 +382,7 @@ class RealRun(Loop):
         return Outcome(
             log=Log(
                 np.array(self.finish, np.int64),
-                np.frombuffer(bytes(self.found[:lookups]), np.uint8),
+                np.frombuffer(bytes(self.calls.found[:lookups]), np.uint8),
                 self._spent(times.stall_demand, calls),
                 self._spent(times.stall_late, calls),
                 np.array(self.predict[:steps], np.int64),

@@ -20,14 +20,14 @@ from realrun.generate.live import LiveTrace, Planner, Shape, check_basis, check_
 from realrun.generate.offload import ExpertWeights, Offloaded, OffloadLoop
 from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFILL, Counters
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import Software
-from sim.model.spec import Attention, ModelSpec
+from sim.machine.prediction_costs import PredictionCosts
 from sim.policies import Setting, make_policy, parameters_of, policy_class
 from sim.run.cache_size import as_typed, describe_capacity, parse_capacity
-from sim.run.scene import settle_for
+from sim.run.prepared import settle_for
 from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.routers import RoutedLayer, no_router, parts, routed_layers
 from traces.embeddings import Basis
+from traces.models.spec import Attention, ModelSpec
 from traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Offloader:
                     tokens.append(int(one.ids[0, 0]))
             for stack in self.stacks:
                 stack.end_sequence()
-        found = [np.frombuffer(bytes(stack.loop.found), np.uint8) for stack in self.stacks]
+        found = [np.frombuffer(bytes(stack.loop.calls.found), np.uint8) for stack in self.stacks]
         counters = [stack.loop.counters for stack in self.stacks]
         return Generated(tokens, step_ns, found, counters, self.stacks[-1].described)
 
@@ -207,7 +207,7 @@ class _Stack:
         numbers = tuple(layer.layer for layer in routed)
         self.shape = Shape(type(model).__name__, numbers, self.count, top_k, self.size, len(weights[0].parts))
         spec = _spec(self.shape, hidden)
-        hardware, software = Hardware.load(choice.hardware), Software.load(choice.software)
+        hardware, software = Hardware.load(choice.hardware), PredictionCosts.load(choice.software)
         setting = Setting(spec, budget, tuple(choice.profile), choice.seed, hardware, software)
         self.policy = make_policy(choice.policy, setting, dict(choice.values))
         self.live = LiveTrace(self.shape, kind.needs, basis)

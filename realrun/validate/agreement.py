@@ -17,7 +17,7 @@ MATTERS = 0.01
 
 
 @dataclass(frozen=True)
-class Row:
+class Component:
     """One component of one pair of runs."""
 
     policy: str
@@ -39,12 +39,12 @@ class Row:
         return self.simulated / self.measured - 1
 
 
-def compare(simulated: Report, measured: Report, cache: str, policy: str | None = None) -> list[Row]:
+def compare(simulated: Report, measured: Report, cache: str, policy: str | None = None) -> list[Component]:
     """Every component of two reports of the same run, the reports' own figures first, then decode's parts."""
     name = policy or measured.policy
     rows = []
     for component, unit, read in _COMPONENTS:
-        rows.append(Row(name, cache, component, unit, read(simulated), read(measured)))
+        rows.append(Component(name, cache, component, unit, read(simulated), read(measured)))
     return rows
 
 
@@ -122,14 +122,14 @@ class Summary:
     pairs: int
 
 
-def matters(row: Row, rows: list[Row]) -> bool:
+def matters(row: Component, rows: list[Component]) -> bool:
     """Whether a part of the time is at least `MATTERS` of its run's time per token, in either clock."""
     parts = PARTS if row.component in PARTS else PREFILL_PARTS
     whole = sum(r.measured or 0.0 for r in rows if r.component in parts and _same(r, row))
     return max(row.simulated or 0.0, row.measured or 0.0) >= MATTERS * whole
 
 
-def summarise(rows: list[Row]) -> Summary:
+def summarise(rows: list[Component]) -> Summary:
     """The worst and mean errors; raises ValueError without rows."""
     pairs = [row for row in rows if row.component == "throughput"]
     throughput = [abs(row.error) for row in pairs if row.error is not None]
@@ -148,17 +148,17 @@ def summarise(rows: list[Row]) -> Summary:
     )
 
 
-def _worst(rows: list[Row], components: tuple[str, ...]) -> tuple[float, str]:
+def _worst(rows: list[Component], components: tuple[str, ...]) -> tuple[float, str]:
     """The largest error of those of ``components`` that matter, and whose it is."""
     parts = [(_size(row), row) for row in rows if row.component in components and matters(row, rows)]
     worst, part = max(parts, key=lambda pair: pair[0], default=(0.0, None))
     return worst, f"{part.component}, {part.policy} at {part.cache}" if part else ""
 
 
-def _size(row: Row) -> float:
+def _size(row: Component) -> float:
     """A part that is there on one clock alone is off by all of it."""
     return 1.0 if row.error is None else abs(row.error)
 
 
-def _same(a: Row, b: Row) -> bool:
+def _same(a: Component, b: Component) -> bool:
     return (a.policy, a.cache) == (b.policy, b.cache)

@@ -24,8 +24,9 @@ from realrun.device.devices import refuse_too_little
 from realrun.device.host_memory import free_host_bytes
 from realrun.engine.experts import expert_size
 from realrun.validate.record import made_by
-from sim.model.spec import ModelSpec, load_model
-from traces.capture.decoding import new_cache
+from traces.capture.positions import cache_name
+from traces.models.known import model_spec
+from traces.models.spec import ModelSpec
 
 LAYERS = 2
 TOKENS = 3
@@ -91,7 +92,7 @@ def _offloaded_ms(machine: Machine, model: ModelSpec, layers: int, tokens: int) 
 
     torch = machine.torch
     made = _mixtral(machine, model, layers)
-    name, _ = new_cache(made)
+    name = cache_name(made)
     offloaded = cpu_offload(made, execution_device=machine.device)
     ids = torch.ones(1, 8, dtype=torch.int64, device=machine.device)
     samples = []
@@ -161,7 +162,7 @@ def baseline_command(name: str, device: str, against: Path | None, out: Path | N
     Raises InputError.
     """
     keep_apart([name, against], {"--json": out})
-    model, machine = load_model(name), Machine(device)
+    model, machine = model_spec(name), Machine(device)
     reports, facts = ([], None) if against is None else _runs(against, model)
     with written(None if out is None else str(out)) as write:
         found = baselines(machine, model, reports)

@@ -22,7 +22,7 @@ from ground.output import show
 from ground.plots import new_figure, save_png
 from ground.tables import Parts
 from realrun.calibrate.machine import Machine
-from realrun.validate.agreement import PARTS, PREFILL_PARTS, Row, Summary, matters, summarise
+from realrun.validate.agreement import PARTS, PREFILL_PARTS, Component, Summary, matters, summarise
 from sim.run.scene import code_version
 
 HEADINGS = (
@@ -49,7 +49,7 @@ class Record:
 
     command: str
     provenance: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Component] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
     link_used: dict[tuple[str, str], float | None] = field(default_factory=dict)
@@ -196,7 +196,7 @@ def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _pair(row: Row, shape: str) -> list[str]:
+def _pair(row: Component, shape: str) -> list[str]:
     return ["–" if value is None else shape.format(value) for value in (row.simulated, row.measured)]
 
 
@@ -208,7 +208,7 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def _csv(rows: Sequence[Component]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("policy", "cache", "component", "unit", "simulated", "measured", "error"))
@@ -218,7 +218,7 @@ def _csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[Component], path: Path) -> None:
     """Throughput, hits and parts of the time as a PNG: simulated over measured, with the line where they agree.
 
     Rates and times have logarithmic axes, which leave out what is next to nothing on either clock.

@@ -13,14 +13,15 @@ from typing import Any
 
 from ground.errors import InputError
 from ground.files import keep_apart
-from realrun.engine.replay import WIDTHS, first_steps
+from realrun.engine.replay import for_device
+from realrun.engine.small_scene import WIDTHS, first_steps
 from realrun.validate.agreement import compare
+from realrun.validate.pairs import Contestant, link_shares
 from realrun.validate.record import FILES, Record
-from realrun.validate.validate import link_shares, named, simulate
 from sim.policies import policy_class
 from sim.report.metrics import Report
-from sim.run.scene import Scene, bundled_traces, code_version, plan_for, scene
-from traces.trace import Trace
+from sim.run.prepared import prepare
+from sim.run.scene import Scene, bundled_traces, code_version, scene
 
 _KEPT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (lambda value: isinstance(value, str), "a text"),
@@ -64,18 +65,15 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
-    of_its_own = model == Trace.load_meta(trace)["model"].get("name")
-    dimensions = None if of_its_own else model  # its own may be in the trace alone
-    learns = any(policy_class(named(label)[0]).learns for label, _, _ in pairs)
+    wanted = {label: Contestant.of(label) for label, _, _ in pairs}
+    learns = any(policy_class(one.name).learns for one in wanted.values())
     for label, cache, then in pairs:
-        here = scene(trace, model=dimensions, hardware=hardware, software="measured", cache_size=cache, learns=learns)
+        here = scene(trace, model=model, hardware=hardware, software="measured", cache=cache, learns=learns)
         if here.trace.sha256 != sha256:
             raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
         if steps is not None:
             here = first_steps(here, steps)
-        name, _, values = named(label)
-        plan, parameters = plan_for(here, name, values)
-        simulated = simulate(here, plan, name, parameters, values)
+        simulated = for_device(prepare(here, wanted[label].name, wanted[label].values)).simulate()
         with _as_written(source):
             _add(record, here, label, cache, simulated, then, measured)
     provenance["hardware"] = here.hardware.name

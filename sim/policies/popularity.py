@@ -41,13 +41,16 @@ class Popularity(Policy):
         index = np.array([row_of[groups[step]] for step in changed], np.int64)
         counts = counts_by_domain(self.setting.profile)
         whole = np.sum([*counts.values()], axis=0)
-        table = np.stack([_of(group, counts, whole) for group in distinct])
+        own = [sum((counts[name] for name in group if name in counts), np.zeros_like(whole)) for group in distinct]
+        table = np.stack([total if total.any() else whole for total in own])
+        unknown = {name for group, total in zip(distinct, own, strict=True) if not total.any() for name in group}
         begin = np.array(changed, np.int64)
         return Plan(
             eviction="score",
             values=Values(view.moment(begin, 0), index, table),
             requests=self._requests(view, begin, np.append(begin[1:], view.n_steps), table[index]),
             stream_prefill=True,
+            note=f"nothing profiled of {', '.join(sorted(unknown))}: all domains stand for it" if unknown else "",
         )
 
     def _groups(self, view: View) -> list[tuple[str, ...]]:
@@ -76,9 +79,3 @@ class Popularity(Policy):
                 np.stack([np.full(len(chosen), first * (view.n_layers + 1)), call, chosen, np.arange(len(chosen))])
             )
         return Requests.build(*np.concatenate(columns, axis=1))
-
-
-def _of(domains: tuple[str, ...], counts: dict[str, np.ndarray], whole: np.ndarray) -> np.ndarray:
-    """Counts of those domains together; of all where none is named, or none of them was profiled."""
-    total = sum((counts[name] for name in domains if name in counts), np.zeros_like(whole))
-    return total if total.any() else whole

@@ -6,13 +6,16 @@ counted in the phase that issued it. Times in a report are in milliseconds, size
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.bounds import Bounds
 from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
 from sim.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Counts:
-    """Look-ups, bytes and prefetches of one phase."""
+    """Look-ups, bytes and prefetches of one phase, or of the whole run."""
 
     tokens: int
     activations: int
@@ -57,10 +60,17 @@ class Counts:
     prefetches: dict[str, int]
     time_ms: dict[str, float]
 
+    def columns(self) -> dict[str, Any]:
+        """All of them side by side, units in their names: ``link_demand_bytes``, ``time_compute_ms``."""
+        plain = {name: value for name, value in vars(self).items() if not isinstance(value, dict)}
+        plain |= {f"link_{kind}_bytes": size for kind, size in self.link_bytes.items()}
+        plain |= {f"prefetches_{fate}": count for fate, count in self.prefetches.items()}
+        return plain | {f"time_{part}_ms": ms for part, ms in self.time_ms.items()}
+
 
 @dataclass(frozen=True)
 class Report:
-    """One run; see the module. ``extra`` notes are sentences for a person."""
+    """One run; see the module. ``total`` counts prefill and decode together, ``notes`` are sentences for a person."""
 
     policy: str
     parameters: dict[str, Any]
@@ -74,6 +84,7 @@ class Report:
     run_ms: float
     per_layer: list[dict[str, Any]]
     prefill: Counts
+    total: Counts
     clock: str
     provenance: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -85,6 +96,19 @@ class Report:
         decode = data.pop("decode")
         head = {"policy": data.pop("policy"), "parameters": data.pop("parameters")}
         return head | decode | data
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A row for each phase, prefill and decode, with all its counters; units are in the names of the columns.
+
+        A ratio that is not defined is NaN. Raises ModuleNotFoundError where pandas is not installed.
+        """
+        import pandas
+
+        run = {"policy": self.policy, "clock": self.clock}
+        phases = {"prefill": self.prefill, "decode": self.decode}
+        frame = pandas.DataFrame([run | {"phase": phase} | counts.columns() for phase, counts in phases.items()])
+        ratios = [name for name in frame if str(name).endswith("_ratio")]
+        return frame.astype(dict.fromkeys(ratios, float))
 
 
 def report(
@@ -110,7 +134,7 @@ def report(
     return Report(
         policy=policy,
         parameters=dict(parameters),
-        decode=_counts(work, log, begin, DECODE),
+        decode=_counts(work, log, begin, [DECODE]),
         tokens_per_s=_ratio(tokens * 1e9, decode_ns),
         ttft_ms=Spread.of(ttft),
         tpot_ms=Spread.of(tpot),
@@ -118,11 +142,13 @@ def report(
         bounds={
             "compute_tokens_per_s": _ratio(tokens * 1e9, bound.decode_compute_ns) if bound else None,
             "link_tokens_per_s": _ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
+            "min_hit_ratio": bound.decode_hit_ratio if bound else None,
         },
         efficiency=_ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,
         per_layer=_per_layer(work, log),
-        prefill=_counts(work, log, begin, PREFILL),
+        prefill=_counts(work, log, begin, [PREFILL]),
+        total=_counts(work, log, begin, [PREFILL, DECODE]),
         clock=clock,
         provenance=provenance,
         settings=settings,
@@ -155,9 +181,9 @@ def _latencies(work: Workload, finish: np.ndarray, begin: np.ndarray) -> tuple[n
     return ttft, np.array(gaps, np.int64)
 
 
-def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
-    steps = work.schedule.phase == phase
-    lookup = work.lookup_phase == phase
+def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> Counts:
+    steps = np.isin(work.schedule.phase, phases)
+    lookup = np.isin(work.lookup_phase, phases)
     found = np.bincount(log.found[lookup], minlength=6).tolist()
     lookups = int(lookup.sum())
     hits = found[REUSE_HIT] + found[PREFETCH_HIT]
@@ -173,6 +199,10 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
     compute = int(work.compute_ns(work.expert_ns * (log.found != HOSTED))[steps].sum())
     compute += int(log.waited[calls].sum()) if len(log.waited) else 0
     predict = int(log.predict[steps].sum())
+
+    def counted(pair: list[int]) -> int:
+        return sum(pair[phase] for phase in phases)
+
     return Counts(
         tokens=int(np.diff(work.schedule.offsets)[steps].sum()),
         activations=int(work.activations[steps].sum()),
@@ -189,15 +219,15 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phase: int) -> Counts:
         late_ratio=_ratio(late, lookups),
         miss_ratio=_ratio(misses, lookups),
         compulsory_misses=int((first & lookup & (log.found >= MISS)).sum()),
-        evictions=c.evictions[phase],
-        link_bytes={"demand": c.demand_bytes[phase], "prefetch": c.prefetch_bytes[phase], "wasted": c.wasted[phase]},
+        evictions=counted(c.evictions),
+        link_bytes={
+            "demand": counted(c.demand_bytes),
+            "prefetch": counted(c.prefetch_bytes),
+            "wasted": counted(c.wasted),
+        },
         prefetches={
-            "issued": c.issued[phase],
-            "useful": c.useful[phase],
-            "late": c.late[phase],
-            "unused": c.unused[phase],
-            "cancelled": c.cancelled[phase],
-            "in_flight": c.in_flight[phase],
+            fate: counted(getattr(c, fate))
+            for fate in ("issued", "useful", "late", "unused", "cancelled", "in_flight")
         },
         time_ms={
             "compute": compute / 1e6,

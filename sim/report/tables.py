@@ -59,6 +59,8 @@ def report_view(report: Report) -> RenderableType:
     for name, what in (("compute", "everything resident"), ("link", "fewest bytes any policy must move in this cache")):
         value = f"{number(b[f'{name}_tokens_per_s'], 3)} tokens/s"
         summary.add_row(f"{name} bound", *((value, what) if bounded else ("none", "experts run on the host too")))
+    most = percent(b["min_hit_ratio"])
+    summary.add_row("hits of MIN", most, "Belady's MIN: it knows the future, and loads nothing ahead of need")
     summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
     summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
     summary.add_row("time per token", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
@@ -66,9 +68,9 @@ def report_view(report: Report) -> RenderableType:
     summary.add_row("GPU memory", f"{gib(sum(report.gpu_bytes.values()))} GiB", memory)
     phases = Table(title="what look-ups found, and where the time went", title_justify="left")
     phases.add_column("")
-    for name in ("decode", "prefill"):
+    for name in ("decode", "prefill", "total"):
         phases.add_column(name, justify="right")
-    columns = [_phase(report.decode), _phase(report.prefill)]
+    columns = [_phase(report.decode), _phase(report.prefill), _phase(report.total)]
     for label in columns[0]:
         phases.add_row(label, *(column[label] for column in columns))
     notes = [Text(f"note: {note}", style="yellow") for note in report.notes]
@@ -167,6 +169,8 @@ class Comparison:
         )
         compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
         yield Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
+        hits = percent(bound["min_hit_ratio"])
+        yield Text(f"hits of Belady's MIN, which loads nothing ahead of need: {hits}", style="dim")
         for note, whose in self._notes().items():
             yield Text(f"note: {self._subject(whose)}{note}", style="yellow")
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ground.errors import InputError
-from sim.compiled import SHORT, cannot_keep_code, declined, run_compiled
+from sim.compiled.availability import SHORT, cannot_keep_code
+from sim.compiled.engine import declined, run_compiled
 from sim.log import Log
 from sim.plan import Discipline, Plan
-from sim.run.link import Observer
+from sim.run.observer import Observer
 from sim.run.simpy_engine import Run
-from sim.run.terms import settle
+from sim.run.terms import RunTerms, settle
 from sim.workload import Workload
 
 Engine = Literal["auto", "simpy", "compiled"]
@@ -28,7 +29,7 @@ class Execution:
 def execute(
     work: Workload,
     plan: Plan,
-    budget: int,
+    budget: int | RunTerms,
     *,
     engine: Engine = "auto",
     discipline: Discipline | None = None,
@@ -36,12 +37,13 @@ def execute(
     observer: Observer | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Execution:
-    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables.
+    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
 
     ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.
     Raises InputError as both engines do, and if ``engine`` is compiled and that cannot be.
     """
-    settle(work, plan, budget, discipline, chunks)  # what is wrong with a plan comes before who could run it
+    # What is wrong with a plan comes before who could run it.
+    terms = budget if isinstance(budget, RunTerms) else settle(work, plan, budget, discipline, chunks)
     watched = observer is not None
     notes: tuple[str, ...] = ()
     if engine == "compiled" and watched:
@@ -51,8 +53,8 @@ def execute(
         notes = (f"run on the SimPy engine: {reason}",) if reason else ()
         engine = "simpy" if reason else "compiled"
     if engine == "compiled":
-        log = run_compiled(work, plan, budget, discipline, chunks)
+        log = run_compiled(work, plan, terms)
         if progress:
             progress(work.schedule.n_steps)
         return Execution(log, "compiled")
-    return Execution(Run(work, plan, budget, discipline, chunks, observer, progress).log(), "simpy", notes)
+    return Execution(Run(work, plan, terms, observer=observer, progress=progress).log(), "simpy", notes)

@@ -1,33 +1,28 @@
-"""Replay a trace under a policy: from names and files to a report."""
+"""What is replayed: a trace, its model and a machine, from names and files. ``sim.run.prepared`` adds a policy."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from ground.command_line import release
 from ground.errors import InputError
+from ground.whole_number import WholeNumber
 from sim.bounds import Bounds, bounds
-from sim.eviction import foresees
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
-from sim.machine.prediction_costs import DEFAULT_SOFTWARE, Software
-from sim.model.spec import ModelSpec, resolve_model
-from sim.plan import Discipline, Plan, PlanError
-from sim.policies import Policy, Setting, blaming, make_policy, policy_class
-from sim.report.metrics import Report, report
-from sim.run.blindness import check_blind
-from sim.run.cache_size import describe_capacity, parse_capacity
-from sim.run.engines import Engine, Execution, execute
-from sim.run.kept_plans import declared, plan_of
-from sim.run.link import Observer
-from sim.run.terms import Terms, TooSmallError, least_slots, settle
-from sim.view import View
-from sim.workload import Workload, batched, cached_tokens, workload
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
+from sim.policies import Policy
+from sim.run.cache_size import parse_capacity
+from sim.workload import Workload, batched, workload
 from traces.mix import mix
+from traces.models.known import as_traced, builtin, resolve_model
+from traces.models.spec import ModelSpec
+from traces.plausibility import doubts
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
@@ -44,13 +39,15 @@ class Scene:
     profile: tuple[Trace, ...]
     model: ModelSpec
     hardware: Hardware
-    software: Software
+    software: PredictionCosts
     budget: int
     batch: int
     split: str
     seed: int
     work: Workload
     bound: Bounds
+    notes: tuple[str, ...] = ()
+    """What a person should know of it, whatever the policy."""
 
 
 def bundled_traces() -> list[Path]:
@@ -59,64 +56,115 @@ def bundled_traces() -> list[Path]:
     return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".npz"))
 
 
-def scene(
-    traces: str | Path | Sequence[str | Path],
-    *,
-    model: str | None = None,
-    hardware: str = DEFAULT_HARDWARE,
-    software: str = DEFAULT_SOFTWARE,
-    cache_size: str = DEFAULT_CACHE,
-    profile: Sequence[str | Path] | None = None,
-    split: str = "eval",
-    batch: int = 1,
-    seed: int = 0,
-    learns: bool = True,
-) -> Scene:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SceneOptions:
+    """What a person says of a scene: all of a run but its policy. The option of a command is named as its field."""
+
+    traces: Annotated[tuple[str | Path, ...], Parameter(parse=False)] = ()
+    """The trace to replay; the sequences of several take turns (``traces.mix``)."""
+    _: KW_ONLY
+    model: Annotated[
+        str | None,
+        Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
+    ] = None
+    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    software: Annotated[
+        str, Parameter(help="what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
+    ] = DEFAULT_SOFTWARE
+    cache: Annotated[
+        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
+    ] = DEFAULT_CACHE
+    profile: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="traces whose profile split policies learn from; default: this one and the bundled ones of its model",
+        ),
+    ] = None
+    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval"
+    batch: Annotated[WholeNumber, Parameter(help="sequences that decode together")] = 1
+    seed: Annotated[WholeNumber, Parameter(help="for policies that draw at random")] = 0
+
+    @property
+    def files(self) -> list[str | Path | None]:
+        """All that is read for it, and so no place for an output."""
+        return [*self.traces, *(self.profile or bundled_traces()), self.model, self.hardware, self.software]
+
+
+def scene(traces: str | Path | Sequence[str | Path], *, learns: bool = True, **options: Any) -> Scene:
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
 
-    Args:
-        traces: the trace to replay; the sequences of several take turns (``traces.mix``).
-        model: whose costs are charged, a built-in name or a config.json; by default what the trace says.
-        hardware: a built-in profile or a toml file.
-        software: what predictions cost, a built-in profile or a toml file.
-        cache_size: GPU memory for experts, as ``sim.run.cache_size`` reads it.
-        profile: traces from whose profile split policies learn; by default the bundled traces of the same model,
-            and the traces themselves.
-        split: eval, profile or all.
-        batch: sequences that decode together.
-        seed: for policies that draw at random.
-        learns: False skips loading profiles that no policy of this run reads, unless they are named.
-
-    Raises InputError for anything that a person got wrong.
+    ``options`` are the other fields of `SceneOptions`. Raises InputError as ``scene_of`` does.
     """
-    if seed < 0:
-        raise InputError(f"seed: {seed}; give at least 0")
-    named = [traces] if isinstance(traces, str | Path) else traces
-    replayed = [Trace.load(path) for path in named]
+    named = (traces,) if isinstance(traces, str | Path) else tuple(traces)
+    return scene_of(SceneOptions(named, **options), learns=learns)
+
+
+def scene_of(options: SceneOptions, *, learns: bool = True) -> Scene:
+    """The scene that ``options`` ask for.
+
+    ``learns`` False skips loading profiles that no policy of this run reads, unless they are named. Raises InputError
+    for anything that a person got wrong.
+    """
+    if options.seed < 0:
+        raise InputError(f"seed: {options.seed}; give at least 0")
+    replayed = [Trace.load(path) for path in options.traces]
     whole = mix(replayed)
-    try:
-        spec = resolve_model(model if model is not None else whole.meta["model"], whole.n_layers)
-    except InputError as wrong:
-        if model is not None:
-            raise
-        raise InputError(f"{whole.source}: {wrong}; or say whose costs to charge, --model NAME") from None
-    machine = Hardware.load(hardware)
-    trace = whole.select(split)
-    budget = parse_capacity(cache_size, spec.expert_bytes, spec.experts)
-    work = workload(trace, spec, machine, batched(trace, batch))
+    spec, notes = _charged_model(whole, options.model)
+    machine = Hardware.load(options.hardware)
+    trace = whole.select(options.split)
+    budget = parse_capacity(options.cache, spec.expert_bytes, spec.experts)
+    work = workload(trace, spec, machine, batched(trace, options.batch))
+    profile = options.profile
     return Scene(
         trace=trace,
         profile=tuple(_profiles(whole, replayed, profile)) if learns or profile else (),
         model=spec,
         hardware=machine,
-        software=Software.load(software, machine),
+        software=PredictionCosts.load(options.software, machine),
         budget=budget,
-        batch=batch,
-        split=split,
-        seed=seed,
+        batch=options.batch,
+        split=options.split,
+        seed=options.seed,
         work=work,
         bound=bounds(work, budget, machine.link_bytes_per_s),
+        notes=tuple(dict.fromkeys([*notes, *doubts(whole)])),
     )
+
+
+def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model whose costs are charged, and a note where its experts are of another size than one would expect.
+
+    Expert sizes that a trace states stay where its own model is charged, by default or by name, or where only the
+    person knows that model's dimensions. Another model has its own.
+    """
+    own = whole.meta["model"]
+    known = builtin(str(own.get("name"))) is not None or own.get("config") is not None
+    if named is None or (known and named.lower() == str(own["name"]).lower()):
+        try:
+            spec = resolve_model(own, whole.layers)
+        except InputError as wrong:
+            if named is not None:
+                raise
+            raise InputError(f"{whole.source}: {wrong}; or say whose costs to charge, --model NAME") from None
+        plain = resolve_model({**own, "expert_bytes": None}, whole.layers)
+    else:
+        spec = plain = resolve_model(named, whole.layers)
+        if not known and own.get("experts") == spec.experts:
+            spec = as_traced(spec, own)
+    stated = own.get("expert_bytes")
+    if stated is None or tuple(stated) == plain.expert_bytes:
+        return spec, ()
+    mine, other = (_sizes(stated), _sizes(plain.expert_bytes))
+    if spec.expert_bytes == tuple(stated):
+        return spec, (f"experts of {mine}, as the trace states them; by its dimensions {plain.name} has {other}",)
+    return spec, (f"experts of {other}, which are those of {spec.name}; the trace states {mine}",)
+
+
+def _sizes(expert_bytes: Sequence[int]) -> str:
+    return " to ".join(f"{size:,}" for size in sorted({min(expert_bytes), max(expert_bytes)})) + " bytes"
 
 
 def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Path] | None) -> list[Trace]:
@@ -146,13 +194,6 @@ def _name(t: Trace) -> object:
     return t.meta["model"].get("name")
 
 
-def _from_here(source: str) -> str:
-    """A path below the present folder as seen from there: whose folders those are is nobody's business."""
-    with suppress(OSError, ValueError):  # the folder may be gone
-        return str(Path(source).relative_to(Path.cwd()))
-    return source
-
-
 def _origin(meta: Mapping[str, Any]) -> tuple[object, object]:
     """What a trace was captured from. Another checkpoint of the same architecture routes otherwise."""
     return meta["model"].get("name"), meta.get("captured", {}).get("checkpoint_sha256")
@@ -178,184 +219,11 @@ def lacking(scene: Scene, kind: type[Policy]) -> str | None:
     return None
 
 
-def plan_for(scene: Scene, policy: str, values: dict[str, object] | None = None) -> tuple[Plan, dict[str, Any]]:
-    """The plan of ``policy`` for a scene, and its parameters in full.
-
-    Raises InputError, and of its kinds ``sim.run.terms.TooSmallError`` where the cache is too small for the policy.
-    """
-    kind = policy_class(policy)
-    if reason := lacking(scene, kind):
-        raise InputError(f"policy {kind.name}: {reason}")
-    setting = Setting(scene.model, scene.budget, scene.profile, scene.seed, scene.hardware, scene.software)
-    made = make_policy(policy, declared(kind, setting), values)
-    view = made.view(scene.trace, scene.work)
-    run = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
-    plan = plan_of(made, setting, view, run | {"steps": _digest(view)} if kind.dear else run)
-    settle_for(kind, scene.work, plan, scene.budget)
-    if foresees(plan.eviction) and not kind.clairvoyant:
-        raise InputError(
-            f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
-            f"policy that calls itself clairvoyant"
-        )
-    if not kind.clairvoyant and not kind.__module__.startswith("sim."):
-        with blaming(f"policy {kind.name}: plan"):
-            check_blind(made, scene.trace, scene.work, plan)
-    return plan, made.parameters.model_dump()
-
-
-def settle_for(kind: type[Policy], work: Workload, plan: Plan, budget: int) -> Terms:
-    """What :func:`sim.run.terms.settle` makes of a policy's plan; errors, of the same kinds, name the policy."""
-    try:
-        return settle(work, plan, budget)
-    except TooSmallError as wrong:
-        helps = plan.gpu_bytes and kind.table_sizes and budget > least_slots(work, plan)
-        smaller = f", or smaller tables (--set; parameters: {', '.join(kind.table_sizes)})" if helps else ""
-        raise TooSmallError(f"policy {kind.name}: {wrong}{smaller}") from None
-    except PlanError as wrong:
-        raise PlanError(f"policy {kind.name}: {wrong}") from None
-
-
-def _digest(view: View) -> str:
-    """Tells apart which rows run in which order: a part of a trace carries the hash of the whole file."""
-    digest = hashlib.sha256()
-    for array in (view.step, view.decoding, view.sequence, view.route(view.n_layers)):
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def replay(
-    scene: Scene,
-    policy: str,
-    values: dict[str, object] | None = None,
-    *,
-    discipline: Discipline | None = None,
-    chunks: int | None = None,
-    observer: Observer | None = None,
-    progress: Callable[[int], None] | None = None,
-    engine: Engine = "auto",
-) -> Report:
-    """Run one policy over a scene and report. Raises InputError."""
-    plan, parameters = plan_for(scene, policy, values)
-    name = policy_class(policy).name
-    # An eviction rule of the policy's own is as much other people's code as the policy.
-    watch = nullcontext() if isinstance(plan.eviction, str) else blaming(f"policy {name}: eviction")
-    with watch:
-        done = execute(
-            scene.work,
-            plan,
-            scene.budget,
-            engine=engine,
-            discipline=discipline,
-            chunks=chunks,
-            observer=observer,
-            progress=progress,
-        )
-    terms = settle(scene.work, plan, scene.budget, discipline, chunks)
-    return describe(scene, plan, name, parameters, values or {}, done, terms)
-
-
-def describe(
-    scene: Scene,
-    plan: Plan,
-    policy: str,
-    parameters: dict[str, Any],
-    given: Mapping[str, object],
-    done: Execution,
-    terms: Terms,
-) -> Report:
-    """The report of a run of ``scene``; ``given`` are the parameters that a person set, ``terms`` what was settled."""
-    model = scene.model
-    every, left = model.all_expert_bytes, scene.budget - plan.gpu_bytes
-    gpu = {
-        "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
-        "resident_model": model.resident_bytes,
-        "policy": plan.gpu_bytes,
-        "kv": _most_kv(scene),
-    }
-    settings = {
-        "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts),
-        "cache_bytes": scene.budget,
-        "batch": scene.batch,
-        "split": scene.split,
-        "discipline": terms.discipline,
-        "chunks": terms.chunks,
-        "engine": done.engine,
-        "set": {name: parameters[name] for name in given if name in parameters},
-    }
-    # A reference that holds every expert is not held to what a smaller memory must move.
-    unbound = replace(scene.bound, link_bytes=0, decode_link_bytes=0)
-    bound = None if plan.host is not None else unbound if plan.everything_resident else scene.bound
-    return report(
-        scene.work,
-        done.log,
-        bound,
-        policy=policy,
-        parameters=parameters,
-        gpu_bytes=gpu,
-        clock="simulated",
-        provenance=_provenance(scene),
-        settings=settings,
-        notes=[*_notes(scene, plan, gpu), *done.notes],
-    )
-
-
-def _most_kv(scene: Scene) -> int:
-    """The most bytes of keys and values that the running sequences hold at once."""
-    return int(cached_tokens(scene.trace, scene.work.schedule).max()) * scene.model.kv_bytes_per_token
-
-
-def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
-    notes = list(scene.trace.meta.get("notes", []))
-    if plan.note:
-        notes.append(plan.note)
-    if plan.everything_resident:
-        notes.append("ignores the cache size: a reference, not a system of equal memory")
-    if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:
-        slots = describe_capacity(gpu["experts"], scene.model.expert_bytes, scene.model.experts)
-        notes.append(f"has no use for the whole cache: {slots}")
-    if plan.host is not None:
-        notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
-    need, have = sum(gpu.values()), scene.hardware.gpu_bytes
-    if need > have:
-        left = max(0, have - need + gpu["experts"])
-        notes.append(
-            f"needs {need / 2**30:.1f} GiB of GPU memory; {scene.hardware.name} has {have / 2**30:.1f} GiB, "
-            f"which leaves experts {describe_capacity(left, scene.model.expert_bytes, scene.model.experts)}"
-        )
-    if scene.budget > scene.model.all_expert_bytes:
-        notes.append(f"the cache is larger than all experts together ({scene.model.all_expert_bytes / 2**20:,.0f} MiB)")
-    token = sum(scene.model.expert_bytes) * scene.trace.top_k
-    if not plan.everything_resident and plan.keep and scene.budget < token:
-        notes.append(
-            f"the cache is smaller than what one token takes over all layers ({token / 2**20:,.0f} MiB): "
-            f"an LRU cache over all layers cycles; one a layer does not (scope=layer)"
-        )
-    return notes
-
-
-def _provenance(scene: Scene) -> dict[str, Any]:
-    meta = scene.trace.meta
-    return {
-        "trace": scene.trace.source,
-        "trace_sha256": scene.trace.sha256,
-        "joined": [{"trace": one["source"], "sha256": one["sha256"]} for one in meta.get("joined", [])],
-        "captured": meta.get("captured", {}).get("what"),
-        "text": meta.get("text"),
-        "model": scene.model.name,
-        "hardware": scene.hardware.name,
-        "hardware_measured": scene.hardware.link_measured,
-        "link_source": scene.hardware.link_source,
-        "software": scene.software.name,
-        "profile": [{"trace": _from_here(t.source), "sha256": t.sha256} for t in scene.profile],
-        "code": code_version(),
-        "seed": scene.seed,
-    }
-
-
 @cache
 def code_version() -> str:
-    """Version of the project and a digest of the simulator's source: a report names the code that made it."""
+    """Version of the project and a digest of the simulator's and the models' source: a report names what made it."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    packages = Path(__file__).parents[2]
+    for path in sorted([*packages.glob("sim/**/*.py"), *packages.glob("traces/models/*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
     return f"{release()}+{digest.hexdigest()[:12]}"

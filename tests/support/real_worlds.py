@@ -1,6 +1,7 @@
 """Small worlds whose experts are real matrices, and runs of them on the CPU as a device."""
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,24 +9,26 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from realrun.device.devices import Device, open_device
+from realrun.device.devices import Device
 from realrun.device.host_store import HostStore
+from realrun.device.open_device import open_device
 from realrun.engine.experts import expert_size
 from realrun.engine.layers import Layers
 from realrun.engine.predicting import Predictions
-from realrun.engine.replay_loop import Outcome, RealRun, Stage
-from sim.model.spec import load_model
+from realrun.engine.replay_loop import Outcome, RealRun
+from realrun.engine.rig import Rig
 from sim.plan import Plan
 from sim.run.terms import settle
 from sim.workload import batched, workload
 from tests.support.strategies import make_trace, traces
 from tests.support.worlds import World, arbitrary_plan, toy_machine, toy_model
+from traces.models.known import model_spec
 
 SIZE = 2 * 3 * 64 * 128
 """Bytes of the toy model's expert in bf16."""
 ALL_RESIDENT = Plan(everything_resident=True)
 TINY_MOE = dataclasses.replace(
-    load_model("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
+    model_spec("qwen1.5-moe-a2.7b"), hidden=64, expert_ffn=32, shared_ffn=48, dense_ffn=0, vocab=100, layers=3,
     moe_layers=(0, 1, 2), windows=(0, 0, 0), expert_bytes=(64 * 32 * 3 * 2,) * 3,
 )  # fmt: skip
 
@@ -68,31 +71,41 @@ def real_plans(draw: st.DrawFn) -> tuple[World, Plan]:
     return world.with_room(plan), plan
 
 
+def little_to_collect() -> None:
+    """Let the garbage collector look at nothing that is there now, until the next real run has ended.
+
+    A real run collects garbage before it measures. Among all that torch and the tests hold that takes half a second.
+    """
+    gc.freeze()
+
+
 @contextmanager
-def staged(world: World) -> Iterator[tuple[Stage, Predictions]]:
+def staged(world: World) -> Iterator[tuple[Rig, Predictions]]:
     """Experts and layers of a world's model on the CPU."""
+    little_to_collect()
     with open_device("cpu") as device:
-        yield stage_of(world, device)
+        yield rig_of(world, device)
 
 
-def stage_of(world: World, device: Device) -> tuple[Stage, Predictions]:
+def rig_of(world: World, device: Device) -> tuple[Rig, Predictions]:
     """The same on a device that is open."""
     size = expert_size(world.model)
     store = HostStore(device, world.work.n_layers * world.work.n_experts, size)
     layers = Layers(device, world.model, context=8, prompt=8)
     predictions = Predictions(device, world.software, world.hardware, world.model.hidden)
-    return Stage(device, store, layers, world.model), predictions
+    return Rig(device, store, world.model, layers=layers), predictions
 
 
 def real_run(
-    world: World, plan: Plan, stage: Stage, predictions: Predictions, kind: type[RealRun] = RealRun, **options: Any
+    world: World, plan: Plan, rig: Rig, predictions: Predictions, kind: type[RealRun] = RealRun, **options: Any
 ) -> RealRun:
     """The run of a plan, not begun yet."""
+    little_to_collect()
     terms = settle(world.work, plan, world.budget, world.discipline, world.chunks)
-    return kind(stage, world.work, world.trace.experts, plan, terms, predictions, **options)
+    return kind(rig, rig.layers, world.work, world.trace.experts, plan, terms, predictions, **options)
 
 
 def run_on_cpu(world: World, plan: Plan, **options: Any) -> Outcome:
     """Run a plan from beginning to end."""
-    with staged(world) as (stage, predictions):
-        return real_run(world, plan, stage, predictions, **options).execute()
+    with staged(world) as (rig, predictions):
+        return real_run(world, plan, rig, predictions, **options).execute()

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device.copy_link import chunks_of
-from realrun.device.devices import HostDevice
 from realrun.device.faults import RunError
+from realrun.device.host_device import HostDevice
 from sim.plan import Plan, Requests
 from tests.support.real_worlds import SIZE, chain, real_run, real_world, staged
 
@@ -32,9 +32,9 @@ def test_a_demand_overtakes_a_prefetch_at_its_chunk_boundary() -> None:
     world = real_world(chain([0, 1, 2, 3, 4, 5, 6], n_experts=8), slots=8)
     order: list[int] = []
     asked = threading.Event()
-    with staged(world) as (stage, predictions):
-        device: Any = stage.device
-        run = real_run(world, Plan(requests=ask, chunks=4), stage, predictions)
+    with staged(world) as (rig, predictions):
+        device: Any = rig.device
+        run = real_run(world, Plan(requests=ask, chunks=4), rig, predictions)
         run.link._piece, run.link._ahead = SIZE // 8, SIZE // 4
         land = run.link._land
         run.link._land = lambda transfer: (order.append(transfer.expert), land(transfer))  # type: ignore[method-assign]
@@ -55,13 +55,12 @@ class Recorded:
         from realrun.device.host_store import HostStore
         from realrun.device.slots import DeviceCache
         from sim.log import Counters
-        from sim.run.clock import Clock
         from sim.run.terms import Slots
 
         self.device: Any = HostDevice()
         cache = DeviceCache(self.device, size, 1, 8, Slots((slots * size,), (0,)))
         store = HostStore(self.device, 8, size)
-        self.link = CopyLink(Clock(), cache, store, self.device, chunks, "preemptive", Counters())
+        self.link = CopyLink(cache, store, self.device, chunks, "preemptive", Counters())
         self.copies: list[tuple[int, int, int]] = []
         expert_of = {store.expert(expert).data_ptr(): expert for expert in range(8)}
         self.device.copy = lambda target, source, begin, end: self.copies.append(
@@ -167,7 +166,7 @@ def test_a_copy_by_the_driver_moves_the_bytes_from_begin_to_end_or_says_why_not(
     import ctypes
     from types import SimpleNamespace
 
-    from realrun.device.devices import CudaDevice
+    from realrun.device.cuda_device import CudaDevice
 
     def copy(there: int, here: int, size: int, stream: int) -> int:
         ctypes.memmove(there, here, size)

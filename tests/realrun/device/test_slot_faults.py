@@ -89,8 +89,8 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def faulty(kind: type[RealRun], world: World, plan: Plan) -> str:
-    with staged(world) as (stage, predictions):
-        run = real_run(world, plan, stage, predictions, kind, check=True)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, plan, rig, predictions, kind, check=True)
         with pytest.raises(SlotFault) as caught:
             run.execute()
     return str(caught.value)

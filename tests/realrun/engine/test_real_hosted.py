@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from realrun.device.devices import HostDevice
 from realrun.device.faults import RunError
+from realrun.device.host_device import HostDevice
 from sim.log import DECODE, HOSTED, PREFILL
 from sim.plan import Host, Plan, Prediction
-from tests.support.real_worlds import ALL_RESIDENT, chain, real_run, real_world, stage_of, staged
+from tests.support.real_worlds import ALL_RESIDENT, chain, real_run, real_world, rig_of, staged
 from tests.support.strategies import make_trace
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 def on_the_host(layers: int = 1) -> Plan:
     """Every expert runs on the host."""
     none = np.zeros(layers, np.int64)
-    return Plan(keep=False, host=Host(none, none, none, none, own=np.zeros(0, np.int64)))
+    return Plan(keep=False, host=Host(none, none, none, none, reserved=np.zeros(0, np.int64)))
 
 
 class Restless(HostDevice):
@@ -44,8 +44,8 @@ def test_threads_get_the_interpreter_while_whoever_waits_never_rests() -> None:
         1.0
     )  # whoever waits for the interpreter for so long, a few times a layer, does not end in time
     try:
-        stage, predictions = stage_of(world, device)
-        outcome = real_run(world, plan, stage, predictions, stop=lambda: time.monotonic() > deadline).execute()
+        rig, predictions = rig_of(world, device)
+        outcome = real_run(world, plan, rig, predictions, stop=lambda: time.monotonic() > deadline).execute()
         assert sys.getswitchinterval() == 1.0
     finally:
         sys.setswitchinterval(interval)
@@ -58,18 +58,18 @@ def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(mo
     phase = [PREFILL, PREFILL, PREFILL, DECODE, DECODE]
     routes = np.random.default_rng(5).permuted(np.tile(np.arange(5), (5, 2, 1)), axis=2)[:, :, :2]
     world = real_world(make_trace(routes, n_experts=5, phase=phase, sequence=[0] * 5), slots=4)
-    with staged(world) as (stage, predictions):
-        launch = stage.device.compute.launch
+    with staged(world) as (rig, predictions):
+        launch = rig.device.compute.launch
         launching: set[str] = set()
 
         def watched(*work: Any) -> None:
             launching.add(threading.current_thread().name)
             launch(*work)
 
-        monkeypatch.setattr(stage.device.compute, "launch", watched)
-        run = real_run(world, on_the_host(2), stage, predictions, keep_outputs=True)
+        monkeypatch.setattr(rig.device.compute, "launch", watched)
+        run = real_run(world, on_the_host(2), rig, predictions, keep_outputs=True)
         hosted = run.execute()
-        resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
+        resident = real_run(world, ALL_RESIDENT, rig, predictions, keep_outputs=True).execute()
     assert (hosted.log.found == HOSTED).all()
     assert launching == {threading.current_thread().name}
     for mine, theirs in zip(hosted.outputs, resident.outputs, strict=True):
@@ -86,8 +86,8 @@ def test_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("realrun.engine.host_experts.run_ffn", nothing)
     world = real_world(chain([0, 1]), slots=1)
-    with staged(world) as (stage, predictions):
-        run = real_run(world, on_the_host(), stage, predictions)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, on_the_host(), rig, predictions)
         monkeypatch.setattr(run.link, "close", over.set)  # what ends the run ends the expert
         with pytest.raises(RunError, match="waiting for the host's experts of layer call 0"):
             run.execute()

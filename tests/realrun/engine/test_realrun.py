@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device.faults import RunError
-from realrun.engine.experts import AT_ONCE, SEVERAL_AT_ONCE, portions
+from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, portions
 from realrun.engine.replay_loop import RealRun
 from sim.log import DECODE, HOSTED, MISS, PREFILL
 from sim.plan import Plan, Prediction, Requests
@@ -54,12 +54,12 @@ def test_on_demand_a_real_run_finds_what_the_simulator_finds(world: World, polic
 @given(real_plans())
 def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World, Plan]) -> None:
     world, plan = planned
-    with staged(world) as (stage, predictions):
-        run = real_run(world, plan, stage, predictions, check=True, keep_outputs=True)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, plan, rig, predictions, check=True, keep_outputs=True)
         outcome = run.execute()
-        resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
+        resident = real_run(world, ALL_RESIDENT, rig, predictions, keep_outputs=True).execute()
         for expert in np.flatnonzero(np.frombuffer(bytes(run.cache.state), np.uint8) == 2).tolist():
-            assert torch.equal(run.cache.bytes[run.cache.slot[expert]], stage.store.expert(expert))
+            assert torch.equal(run.cache.bytes[run.cache.slot[expert]], rig.store.expert(expert))
     assert outcome.complete
     assert outcome.checked == int((outcome.log.found != HOSTED).sum())
     assert len(outcome.outputs) == world.work.schedule.n_steps
@@ -71,9 +71,9 @@ def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World
 @given(real_plans(), st.sampled_from([1, 2, 32]))
 def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int) -> None:
     world, plan = planned
-    with staged(world) as (stage, predictions), pytest.MonkeyPatch.context() as patch:
+    with staged(world) as (rig, predictions), pytest.MonkeyPatch.context() as patch:
         patch.setattr("realrun.engine.loop.REQUESTS_AT_ONCE", at_once)
-        run = real_run(world, plan, stage, predictions)
+        run = real_run(world, plan, rig, predictions)
         outcome = run.execute()
     c, log = outcome.log.counters, outcome.log
     assert len(log.found) == len(world.work.expert)
@@ -130,8 +130,8 @@ def test_a_layer_that_streams_comes_after_what_was_asked_for_before() -> None:
     every = np.arange(2 * MANY - 1, MANY - 1, -1)
     requests = Requests.build(np.full(MANY, 1), np.full(MANY, 1), every, np.ones(MANY, np.int64))
     plan = Plan(requests=requests, stream_prefill=True)
-    with staged(world) as (stage, predictions):
-        run = real_run(world, plan, stage, predictions)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, plan, rig, predictions)
         order: list[int] = []
         plain = run.link._new
 
@@ -149,11 +149,11 @@ def test_a_layer_that_streams_comes_after_what_was_asked_for_before() -> None:
 def test_a_stopped_run_counts_a_late_prefetch_once() -> None:
     world = real_world(chain([0, 1, 2, 3], n_experts=4), slots=2)
     requests = Requests.build(np.array([0]), np.array([0]), np.array([0]), np.array([0]))
-    with staged(world) as (stage, predictions):
-        device: Any = stage.device
+    with staged(world) as (rig, predictions):
+        device: Any = rig.device
         copy = device.copy
         device.copy = lambda *parts: (device.copies.delay(0.5), copy(*parts))
-        run = real_run(world, Plan(requests=requests), stage, predictions, stop=lambda: sum(run.counters.late) > 0)
+        run = real_run(world, Plan(requests=requests), rig, predictions, stop=lambda: sum(run.counters.late) > 0)
         outcome = run.execute()
     c = outcome.log.counters
     assert not outcome.complete
@@ -166,13 +166,13 @@ def test_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:
     a slot was read before the copying stream had written it.
     """
     world = real_world(make_trace(np.random.default_rng(0).permuted(np.tile(np.arange(6), (5, 2, 1)), axis=2)[:, :, :2], n_experts=6), slots=4)  # fmt: skip  # noqa: E501
-    with staged(world) as (stage, predictions):
-        device: Any = stage.device
-        resident = real_run(world, ALL_RESIDENT, stage, predictions, keep_outputs=True).execute()
+    with staged(world) as (rig, predictions):
+        device: Any = rig.device
+        resident = real_run(world, ALL_RESIDENT, rig, predictions, keep_outputs=True).execute()
         copy = device.copy
         device.copy = lambda *parts: (device.copies.delay(0.002), copy(*parts))
         slow = real_run(
-            world, world.plan("previous-token"), stage, predictions, check=True, keep_outputs=True
+            world, world.plan("previous-token"), rig, predictions, check=True, keep_outputs=True
         ).execute()
     assert all(map(torch.equal, slow.outputs, resident.outputs))
     assert int(slow.log.stall_demand.sum()) > 0
@@ -184,8 +184,8 @@ def test_experts_without_tokens_are_neither_fetched_nor_launched(batch: int) -> 
     routes = [[[1, 4]], [[4, 1]]] * batch
     sequence = np.repeat(np.arange(batch), 2)
     world = real_world(make_trace(routes, n_experts=8, sequence=sequence), slots=8, batch=batch)
-    with staged(world) as (stage, predictions):
-        run = real_run(world, Plan(), stage, predictions)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, Plan(), rig, predictions)
         launched: set[int] = set()
         plain = run.experts.launch
         run._prepare()  # the warm-up runs kernels too
@@ -241,10 +241,10 @@ def test_work_beside_the_step_delays_requests_and_on_the_path_the_step() -> None
 def test_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     world = real_world(chain([0, 1, 2, 3] * 50), slots=2)
-    monkeypatch.setattr("realrun.engine.loop.TURNS_BETWEEN_LOOKS", 1)  # and every step takes a turn
+    monkeypatch.setattr("realrun.engine.loop.LOOKS_BETWEEN_CHECKS", 1)  # and every step takes a turn
     done = [0]
-    with staged(world) as (stage, predictions):
-        run = real_run(world, Plan(), stage, predictions, stop=lambda: done[-1] == 3, progress=done.append)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, Plan(), rig, predictions, stop=lambda: done[-1] == 3, progress=done.append)
         outcome = run.execute()
     assert not outcome.complete
     assert outcome.steps == 3
@@ -262,16 +262,16 @@ def test_a_device_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(RealRun, "_until", impatient)
     monkeypatch.setattr(RealRun, "_hold", lambda *_: None)
     world = real_world(chain([0, 1]), slots=1)  # the slot is never let go of
-    with staged(world) as (stage, predictions), pytest.raises(RunError, match="waiting for a slot for expert 1"):
-        real_run(world, Plan(), stage, predictions).execute()
+    with staged(world) as (rig, predictions), pytest.raises(RunError, match="waiting for a slot for expert 1"):
+        real_run(world, Plan(), rig, predictions).execute()
 
 
 def test_an_expert_for_so_many_rows_is_none_that_a_step_is_the_first_to_run() -> None:
     phase = [PREFILL] * 7 + [DECODE]
     routes = np.array([[0], [1], [1], [2], [2], [2], [2], [3]])[:, None]
     world = real_world(make_trace(routes, n_experts=4, phase=phase, sequence=[0] * 8), slots=4)
-    with staged(world) as (stage, predictions):
-        run = real_run(world, Plan(), stage, predictions)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, Plan(), rig, predictions)
         launch, seen = run.experts.launch, [set[int](), set[int]()]
 
         def watched(states: Any, outputs: Any, slots: Any, pairs: list[tuple[int, int]], take: Any) -> None:
@@ -286,8 +286,8 @@ def test_an_expert_for_so_many_rows_is_none_that_a_step_is_the_first_to_run() ->
 
 def test_what_goes_wrong_on_a_stream_comes_up_where_the_host_looks() -> None:
     world = real_world(chain([0, 1]), slots=2)
-    with staged(world) as (stage, predictions):
-        run = real_run(world, Plan(), stage, predictions)
+    with staged(world) as (rig, predictions):
+        run = real_run(world, Plan(), rig, predictions)
         run.experts.launch = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
         with pytest.raises(ZeroDivisionError):
             run.execute()

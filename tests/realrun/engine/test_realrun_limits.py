@@ -19,14 +19,18 @@ import torch
 from ground.errors import InputError
 from ground.progress import Watch
 from realrun.__main__ import main
-from realrun.device.devices import HostDevice, open_device
+from realrun.device.host_device import HostDevice
 from realrun.device.host_store import HostStore, checksum, host_bytes
+from realrun.device.open_device import open_device
 from realrun.device.slots import DeviceCache, Room
-from realrun.engine.replay import open_rig, run, scaled
-from sim.model.spec import load_model
+from realrun.engine.replay import run
+from realrun.engine.rig import open_rig
+from realrun.engine.small_scene import scaled
+from sim.run.prepared import PreparedRun
 from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import Slots
 from tests.support.strategies import make_trace
+from traces.models.known import model_spec
 
 MIB = 2**20
 
@@ -159,7 +163,7 @@ def test_failed_pinning_is_the_hosts_memory_with_the_bytes_asked_for(
 
     monkeypatch.setattr(HostDevice, "pin", fail)
     said = refused([str(trace), "--device", "cpu", "--scale", "64"], capsys)
-    size = 256 * scaled(load_model("mixtral-8x7b"), 64).expert_bytes[0]
+    size = 256 * scaled(model_spec("mixtral-8x7b"), 64).expert_bytes[0]
     assert f"host memory: {size:,} bytes cannot be pinned" in said
     assert "not of the GPU" in said
 
@@ -243,7 +247,7 @@ def test_slots_that_are_there_are_not_asked_for_again(monkeypatch: pytest.Monkey
         monkeypatch.setattr(HostDevice, "free_bytes", lambda self: 1024)
         assert store.refuse_slots(Slots((3 * 1024,), (0,)), "", held=2 * 1024) == 3 * 1024
         assert store.refuse_slots(Slots((9999 * 1024,), (0,)), "", held=9 * 1024) == 9 * 1024
-        assert store.refuse_slots(Slots((1024,), (0,), own=(1, 2)), "", held=3 * 1024) == 3 * 1024
+        assert store.refuse_slots(Slots((1024,), (0,), reserved=(1, 2)), "", held=3 * 1024) == 3 * 1024
         with pytest.raises(
             InputError, match=r"^host memory for 4 expert slots: needs 4\.00 KiB and 3\.00 KiB .*; less$"
         ):
@@ -260,7 +264,7 @@ def test_the_same_slots_serve_one_run_after_another() -> None:
 
 
 def test_experts_that_are_not_bf16_are_refused() -> None:
-    with pytest.raises(InputError, match="compute in bf16"), open_rig(load_model("gpt-oss-20b"), "cpu"):
+    with pytest.raises(InputError, match="compute in bf16"), open_rig(model_spec("gpt-oss-20b"), "cpu"):
         pass
 
 
@@ -293,7 +297,7 @@ import os, signal, sys
 import realrun.engine.loop
 from realrun.__main__ import main
 from realrun.engine.replay_loop import RealRun
-realrun.engine.loop.TURNS_BETWEEN_LOOKS = 1  # every step takes a turn at least
+realrun.engine.loop.LOOKS_BETWEEN_CHECKS = 1  # every step takes a turn at least
 plain = RealRun._call
 def call(self, number, *rest):
     if number == 5:
@@ -331,7 +335,7 @@ def test_what_was_measured_before_an_interruption_is_reported_as_incomplete(
 
     monkeypatch.setattr("realrun.commands.Watch", Counting)
     monkeypatch.setattr("realrun.commands.interruptible", soon)
-    monkeypatch.setattr("realrun.engine.loop.TURNS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("realrun.engine.loop.LOOKS_BETWEEN_CHECKS", 1)
     told = tmp_path / "told.json"
     asked = ["--policy", "lru", "fifo", "--device", "cpu", "--scale", "128", "--json", str(told)]
     assert main(["replay", str(trace), *asked]) == 130
@@ -348,11 +352,11 @@ def test_policies_that_were_run_before_an_interruption_are_reported(
     """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     begun: list[str] = []
 
-    def once(*arguments: Any, policy: str, **options: Any) -> Any:
-        begun.append(policy)
-        if policy == "fifo":
+    def once(prepared: PreparedRun, *rig: Any, **options: Any) -> Any:
+        begun.append(prepared.policy.name)
+        if begun[-1] == "fifo":
             raise KeyboardInterrupt
-        return run(*arguments, policy=policy, **options)
+        return run(prepared, *rig, **options)
 
     @contextmanager
     def then() -> Iterator[Callable[[], bool]]:
@@ -373,13 +377,13 @@ def test_policies_that_were_run_before_an_interruption_are_reported(
 def test_what_comes_before_the_first_run_is_interrupted_at_once(
     trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"replay": "commands", "validate": "validate"}[command]
+    module = {"replay": "commands", "validate": "validate.pairs"}[command]
     monkeypatch.setattr(f"realrun.{module}.interruptible", lambda: pytest.fail("an interruption would only be noted"))
 
     def pinning(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("realrun.engine.replay.HostStore", pinning)
+    monkeypatch.setattr("realrun.engine.rig.HostStore", pinning)
     options = {"replay": ["--json", str(tmp_path / "told.json")], "validate": ["-o", str(tmp_path / "out")]}[command]
     named = {"replay": ["--policy", "lru"], "validate": ["--policies", "lru"]}[command]
     small = ["--hardware", "h200", "--device", "cpu", "--scale", "128"]

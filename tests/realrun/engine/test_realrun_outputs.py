@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from realrun.__main__ import main
 from realrun.calibrate.profile_text import to_toml
-from realrun.validate.agreement import Row
+from realrun.validate.agreement import Component
 from realrun.validate.record import Record
 from sim.machine.hardware import Hardware
 from sim.run.scene import code_version
@@ -29,10 +29,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Inputs of every command in the current folder; nothing of them may be used, since everything is refused."""
     monkeypatch.chdir(tmp_path)
     for where in (
-        "realrun.calibrate.machine_profile.calibrate", "realrun.validate.validate.calibrate",
-        "realrun.validate.validate._both", "realrun.commands.open_rig",
+        "realrun.calibrate.machine_profile.calibrate", "realrun.validate.pairs.calibrate",
+        "realrun.validate.pairs._both", "realrun.commands.open_rig",
         "realrun.calibrate.lookup_ways.ways", "realrun.validate.baselines.baselines",
-        "traces.capture.checkpoint.load_model", "realrun.validate.resimulate.simulate",
+        "traces.capture.checkpoint.load_model", "realrun.validate.resimulate.for_device",
     ):  # fmt: skip
         monkeypatch.setattr(where, lambda *_, **__: pytest.fail("the work has begun"))
     shutil.copy(LAW, "trace.npz")
@@ -144,8 +144,8 @@ def test_a_profile_may_have_any_name(
     h200 = Hardware.load("h200")
     made = "realrun.calibrate.machine_profile"
     monkeypatch.setattr(f"{made}.calibrate", lambda machine, specs, effort, name: to_toml({"name": name}, ""))
-    monkeypatch.setattr("realrun.calibrate.machine_profile.Hardware.parse", lambda text, name: h200)
-    monkeypatch.setattr("realrun.calibrate.machine_profile._print", lambda *_: None)
+    monkeypatch.setattr(f"{made}.Hardware.parse", lambda text, name: h200)
+    monkeypatch.setattr(f"{made}._print", lambda *_: None)
     for name, kept in (("\udcff", "\ufffd"), ('a"b\nc', 'a"b\\nc')):
         out = tmp_path / f"{name}.toml"
         assert main(["calibrate", "--device", "cpu", "--model", "mixtral-8x7b", "--out", str(out)]) == 0
@@ -209,5 +209,5 @@ def test_a_cache_in_bytes_is_of_the_model_that_runs(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("facts, warned", [({"torch": "2"}, True), ({"torch": "2", "cuda": "13"}, False), ({}, False)])
 def test_a_validation_on_a_cpu_says_what_its_errors_are_worth(facts, warned) -> None:
-    record = Record("x", facts, [Row("lru", "25%", "throughput", "tokens/s", 2.0, 1.0)])
+    record = Record("x", facts, [Component("lru", "25%", "throughput", "tokens/s", 2.0, 1.0)])
     assert any(line.startswith("measured on a CPU") for line in record.verdict()) == warned

@@ -13,32 +13,36 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import realrun.validate.baselines
-import realrun.validate.validate
+import realrun.validate.pairs
 from ground.errors import InputError
 from realrun.__main__ import main
 from realrun.calibrate.machine import Machine
-from realrun.engine.replay import first_steps, scaled
-from realrun.validate.agreement import PARTS, PREFILL_PARTS, Row, compare, matters, summarise
+from realrun.engine.small_scene import first_steps, scaled
+from realrun.options import ValidateOptions
+from realrun.validate.agreement import PARTS, PREFILL_PARTS, Component, compare, matters, summarise
 from realrun.validate.baselines import baselines, pageable_ms
+from realrun.validate.pairs import MOST_RUNS, validate
 from realrun.validate.record import FILES, Record
 from realrun.validate.resimulate import resimulate_command
-from realrun.validate.validate import MOST_RUNS, Asked, validate
-from sim.model.spec import ModelSpec, load_model
-from sim.run.scene import bundled_traces, code_version, plan_for, replay, scene
+from sim.policies.recency import LRU
+from sim.run.prepared import prepare, replay
+from sim.run.scene import bundled_traces, code_version, scene
 from tests.support.places import REPOSITORY
 from tests.support.strategies import make_trace
 from tests.support.worlds import toy_meta
+from traces.models.known import model_spec
+from traces.models.spec import ModelSpec
 
 TRACE = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
 H200 = (REPOSITORY / "sim/machine/profiles/h200.toml").read_text()
 NUMBER = st.one_of(st.none(), st.floats(0, 1e9))
 
 
-def asked(folder, **changes) -> Asked:
+def asked(folder, **changes) -> ValidateOptions:
     """Two steps of a Mixtral 128 times narrower, on the CPU."""
-    small = Asked(
-        trace=TRACE, policies=["on-demand", "lru"], caches=["25%"], folder=folder, hardware="h200", software="fast",
-        profile=[TRACE], steps=2, scale=128, device="cpu", baseline=False, seconds=0,
+    small = ValidateOptions(
+        traces=(TRACE,), policies=("on-demand", "lru"), folder=folder, hardware="h200", software="fast",
+        profile=(TRACE,), steps=2, scale=128, device="cpu", baseline=False, seconds=0,
     )  # fmt: skip
     return replace(small, **changes)
 
@@ -50,14 +54,14 @@ def finished(tmp_path_factory) -> Record:
 
 @given(NUMBER, NUMBER)
 def test_errors_are_simulated_over_measured(simulated: float | None, measured: float | None) -> None:
-    error = Row("p", "c", "throughput", "tokens/s", simulated, measured).error
+    error = Component("p", "c", "throughput", "tokens/s", simulated, measured).error
     if simulated is None or measured is None:
         assert error is None
     elif measured == 0:
         assert error == (0 if simulated == 0 else None)
     else:
         assert error == pytest.approx((simulated - measured) / measured, abs=1e-9, rel=1e-6)
-    points = Row("p", "c", "hits", "share", simulated, measured).error
+    points = Component("p", "c", "hits", "share", simulated, measured).error
     assert points == (None if None in (simulated, measured) else simulated - measured)
 
 
@@ -96,9 +100,9 @@ def test_the_parts_of_prefills_are_their_time() -> None:
 
 
 def test_what_takes_no_time_is_not_compared_by_itself() -> None:
-    parts = [Row("p", "c", part, "ms", 10.0, 10.0) for part in PARTS[:2]]
-    small, large = Row("p", "c", PARTS[2], "ms", 0.1, 0.0), Row("p", "c", PARTS[2], "ms", 0.3, 0.0)
-    speed = Row("p", "c", "throughput", "tokens/s", 1.0, 1.0)
+    parts = [Component("p", "c", part, "ms", 10.0, 10.0) for part in PARTS[:2]]
+    small, large = Component("p", "c", PARTS[2], "ms", 0.1, 0.0), Component("p", "c", PARTS[2], "ms", 0.3, 0.0)
+    speed = Component("p", "c", "throughput", "tokens/s", 1.0, 1.0)
     assert not matters(small, [*parts, small]) and matters(large, [*parts, large])
     assert summarise([*parts, small, speed]).parts_worst == 0
     assert summarise([*parts, large, speed]).parts_worst == 1
@@ -116,16 +120,16 @@ def routes(path: Path, phase: list[int]) -> Path:
 
 
 def test_policies_of_which_none_can_run_are_refused_before_experts_are_pinned(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(realrun.validate.validate, "_rig", lambda *_: pytest.fail("experts are being pinned"))
+    monkeypatch.setattr(realrun.validate.pairs, "open_rig", lambda *_, **__: pytest.fail("experts are being pinned"))
     trace = routes(tmp_path / "bare.npz", [0, 0, 1, 1])
     with pytest.raises(InputError, match=r"nothing can be run: popularity: it learns from .*; domoe: .* no array emb"):
-        validate(asked(tmp_path / "out", trace=trace, policies=["popularity", "domoe"], profile=None), "x")
+        validate(asked(tmp_path / "out", traces=(trace,), policies=["popularity", "domoe"], profile=None), "x")
     assert not (tmp_path / "out").exists()
 
 
 def test_prompts_alone_are_compared_as_well(tmp_path) -> None:
     trace = routes(tmp_path / "prompts.npz", [0] * 6)
-    prompts = asked(tmp_path / "out", trace=trace, policies=["lru"], steps=None, seconds=1)
+    prompts = asked(tmp_path / "out", traces=(trace,), policies=["lru"], steps=None, seconds=1)
     record = validate(prompts, "x")
     assert "throughput: off by – on average, – at worst" in record.verdict()
     assert json.loads((tmp_path / "out" / FILES[0]).read_text())["summary"]["throughput_worst"] is None
@@ -159,13 +163,13 @@ def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
 
 def test_an_interruption_leaves_what_was_finished(tmp_path, monkeypatch) -> None:
     asks = []
-    plain = realrun.validate.validate._both
+    plain = realrun.validate.pairs._both
 
     def both(*arguments):
         asks.append(arguments)
         return plain(*arguments) if len(asks) == 1 else None  # the second run is stopped half-way
 
-    monkeypatch.setattr(realrun.validate.validate, "_both", both)
+    monkeypatch.setattr(realrun.validate.pairs, "_both", both)
     record = validate(asked(tmp_path, policies=["lru", "lfu", "fifo"]), "x")
     data = json.loads((tmp_path / "validation.json").read_text())
     assert not data["complete"] and not record.complete
@@ -177,11 +181,11 @@ def test_without_a_finished_pair_what_was_there_stays(tmp_path, monkeypatch) -> 
     there = {name: f"earlier {name}" for name in ("profile.toml", *FILES)}
     for name, text in there.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(realrun.validate.validate, "_both", lambda *_: None)
-    monkeypatch.setattr(realrun.validate.validate, "calibrate", lambda *_: H200)
+    monkeypatch.setattr(realrun.validate.pairs, "_both", lambda *_: None)
+    monkeypatch.setattr(realrun.validate.pairs, "calibrate", lambda *_: H200)
     for hardware in ("h200", None):
         assert not validate(asked(tmp_path, hardware=hardware), "x").complete
-    monkeypatch.setattr(realrun.validate.validate, "_both", cannot)
+    monkeypatch.setattr(realrun.validate.pairs, "_both", cannot)
     with pytest.raises(InputError, match="nothing could be run: on-demand at 25%: not here; lru at 25%: not here"):
         validate(asked(tmp_path, hardware=None), "x")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
@@ -194,14 +198,14 @@ def cannot(*_):
 def test_with_a_finished_pair_all_that_is_there_is_of_these_runs(tmp_path, monkeypatch) -> None:
     for name in FILES:
         (tmp_path / name).write_text(f"earlier {name}")
-    plain, states = realrun.validate.validate._both, []
+    plain, states = realrun.validate.pairs._both, []
 
     def both(*arguments):
         states.append({path.name for path in tmp_path.iterdir()})
         return plain(*arguments) if len(states) == 1 else None
 
-    monkeypatch.setattr(realrun.validate.validate, "_both", both)
-    monkeypatch.setattr(realrun.validate.validate, "calibrate", lambda *_: H200)
+    monkeypatch.setattr(realrun.validate.pairs, "_both", both)
+    monkeypatch.setattr(realrun.validate.pairs, "calibrate", lambda *_: H200)
     validate(asked(tmp_path, hardware=None), "x")
     assert states == [set(FILES), {*FILES[:3], "profile.toml"}]
     assert (tmp_path / "profile.toml").read_text() == H200
@@ -212,7 +216,7 @@ def test_runs_are_kept_where_baselines_are_not_waited_for(tmp_path, monkeypatch)
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(realrun.validate.validate, "baselines", stopped)
+    monkeypatch.setattr(realrun.validate.pairs, "baselines", stopped)
     with pytest.raises(KeyboardInterrupt):
         validate(asked(tmp_path, policies=["lru", "lru"], baseline=True), "x")
     data = json.loads((tmp_path / FILES[0]).read_text())
@@ -238,8 +242,25 @@ def test_a_folder_of_any_name_takes_the_files(finished: Record, tmp_path) -> Non
     assert "Made by `-o \\udcff`" in (tmp_path / "\udcff" / FILES[2]).read_text("utf-8")
 
 
+class SameExperts(LRU):
+    """A policy of somebody else's, which is found by its module alone."""
+
+    name = "same-experts"
+
+
+def test_a_policy_named_by_its_module_is_validated(tmp_path) -> None:
+    """It was replaced by its display name, which is then unknown."""
+    label = f"{__name__}:SameExperts"
+    record = validate(asked(tmp_path / "out", policies=[label, f"{label},scope=layer"], cache=("50%",)), "x")
+    assert record.complete and not record.left_out
+    assert [(pair["policy"], pair["measured"]["policy"]) for pair in record.reports] == [
+        (label, "same-experts"),
+        (f"{label},scope=layer", "same-experts"),
+    ]
+
+
 def test_a_policy_that_cannot_run_is_left_out_by_name(tmp_path) -> None:
-    record = validate(asked(tmp_path, policies=["lru", "popularity"], profile=None, caches=["1", "25%"]), "x")
+    record = validate(asked(tmp_path, policies=["lru", "popularity"], profile=None, cache=("1", "25%")), "x")
     assert len(record.left_out) + len(record.reports) == 4
     assert all(line.split(" at ")[0] in ("lru", "popularity") for line in record.left_out)
 
@@ -286,7 +307,7 @@ def test_baselines_are_set_against_the_measured_runs(monkeypatch) -> None:
         return 5.0 * layers
 
     monkeypatch.setattr(realrun.validate.baselines, "_offloaded_ms", quiet)
-    machine, model = Machine("cpu", 3), scaled(load_model("mixtral-8x7b"), 64)
+    machine, model = Machine("cpu", 3), scaled(model_spec("mixtral-8x7b"), 64)
     ours = [{"policy": "on-demand", "cache": "25%", "measured": {"tpot_ms": {"mean": 64.0}}}]
     found = baselines(machine, model, ours)
     assert not found["left_out"]
@@ -298,7 +319,7 @@ def test_baselines_are_set_against_the_measured_runs(monkeypatch) -> None:
 
 
 def test_what_a_baseline_cannot_be_is_said(monkeypatch) -> None:
-    machine, model = Machine("cpu", 3), scaled(load_model("qwen1.5-moe-a2.7b"), 64)
+    machine, model = Machine("cpu", 3), scaled(model_spec("qwen1.5-moe-a2.7b"), 64)
     assert pageable_ms(machine, model, calls=2) > 0
     assert (
         "no model of transformers' Mixtral class" in baselines(machine, model, [])["left_out"]["accelerate cpu_offload"]
@@ -343,7 +364,7 @@ def test_baselines_take_the_runs_of_a_validation(tmp_path, capsys, monkeypatch) 
 
 def test_plans_are_made_once_and_shared(tmp_path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(realrun.validate.validate, "plan_for", lambda *a: made.append(a) or plan_for(*a))
+    monkeypatch.setattr(realrun.validate.pairs, "prepare", lambda *a: made.append(a) or prepare(*a))
     validate(asked(tmp_path, policies=["lru"]), "x")
     assert len(made) == 1
 

@@ -16,7 +16,8 @@ from sim.policies.domoe import Domoe
 from sim.predictors.base import top
 from sim.predictors.neighbours import Neighbours
 from sim.predictors.prototypes import ITERATIONS
-from sim.run.scene import bundled_traces, replay, scene
+from sim.run.prepared import replay
+from sim.run.scene import bundled_traces, scene
 from sim.view import View
 from sim.workload import batched, workload
 from tests.sim.machine.test_software import HOST

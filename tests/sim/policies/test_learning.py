@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ground.errors import InputError
-from sim.compiled import run_compiled
+from sim.compiled.engine import run_compiled
 from sim.plan import Plan
 from sim.policies import policy_class
-from sim.run.scene import Scene, plan_for, scene
+from sim.run.prepared import prepare
+from sim.run.scene import Scene, scene
 from sim.run.simpy_engine import Run
 from sim.workload import batched, workload
 from tests.support.places import REPOSITORY
@@ -34,7 +35,7 @@ def law() -> Scene:
 
 
 def planned(law: Scene, name: str) -> Plan:
-    return plan_for(law, name, QUICK.get(name))[0]
+    return prepare(law, name, QUICK.get(name)).plan
 
 
 @pytest.mark.parametrize("name", RIVALS)

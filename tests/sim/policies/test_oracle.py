@@ -16,7 +16,8 @@ from sim.predictors.next_gate import NextGate
 from sim.predictors.oracle import Oracle, RandomGuess, _uniform
 from sim.predictors.popularity import Popularity
 from sim.predictors.previous_token import PreviousToken, ranked
-from sim.run.scene import replay, scene
+from sim.run.prepared import replay
+from sim.run.scene import scene
 from sim.view import View
 from sim.workload import Schedule
 from tests.sim.run.test_cache import BUNDLED

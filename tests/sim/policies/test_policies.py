@@ -14,8 +14,8 @@ from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
 from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
-from sim.run.simpy_engine import Run
 from sim.run.serve import serve
+from sim.run.simpy_engine import Run
 from sim.run.slots import ExpertCache
 from sim.run.terms import split_slots
 from sim.view import View

@@ -13,7 +13,8 @@ from sim.plan import Host, Plan, PlanError, Requests
 from sim.policies import make_policy, policy_class
 from sim.run.engines import execute
 from sim.run.host_costs import host_costs
-from sim.run.scene import plan_for, replay, scene
+from sim.run.prepared import prepare, replay
+from sim.run.scene import scene
 from sim.run.simpy_engine import Run
 from sim.run.terms import TooSmallError
 from sim.view import View
@@ -58,7 +59,7 @@ def test_an_absent_expert_runs_on_the_host_when_that_beats_its_copy() -> None:
     # the GPU waits for 0 (10 ms) and runs it (1 ms). The link is busy, so they take 6 each: 12 ms in all.
     work = handmade([[[0, 1, 2]], [[0, 1, 2]]], 3, expert_ns=MS)
     load = Requests.build(*np.array([[0], [1], [0]]))
-    plan = Plan(requests=load, host=on_host(4 * MS, own=np.array([0])))
+    plan = Plan(requests=load, host=on_host(4 * MS, reserved=np.array([0])))
     log = both(work, plan, 2 * MIB)
     assert log.found.tolist() == [LATE_IN_FLIGHT, HOSTED, HOSTED, REUSE_HIT, HOSTED, HOSTED]
     # In the second step the link is idle: 8 ms on the host, 1 of them beside the GPU.
@@ -92,13 +93,13 @@ def test_slots_of_ones_own_are_nobody_elses() -> None:
     work = handmade([[[0, 1, 2, 3]]] * 3, 4)
     never = on_host(2**40 - 1)
     witness_work = World(make_trace([[0]], n_experts=4), toy_model(1, 4, 1, (MIB,)), toy_machine(), 1, work, 2 * MIB)
-    plan = Plan(host=dataclasses.replace(never, shared_ns=never.read_ns, own=np.array([0])))
+    plan = Plan(host=dataclasses.replace(never, shared_ns=never.read_ns, reserved=np.array([0])))
     witness = Witness(witness_work, plan)
     log = witness.log()
     assert log.found.reshape(3, 4)[:, 0].tolist() == [MISS, REUSE_HIT, REUSE_HIT]
     assert all(0 not in event.detail[0] for event in witness.of("evicted"))
     with pytest.raises(TooSmallError, match=r"2,000,000 for experts that stay for good \+ 1,000,000 for one expert"):
-        Run(work, Plan(host=dataclasses.replace(plan.host, own=np.array([0, 1]))), 2 * MIB)
+        Run(work, Plan(host=dataclasses.replace(plan.host, reserved=np.array([0, 1]))), 2 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,8 @@ def test_slots_of_ones_own_are_nobody_elses() -> None:
     [
         ({"read_ns": np.array([-1])}, r"plan: host.read_ns\[0\] is -1; expected 0 to"),
         ({"row_ns": np.array([1, 2])}, r"plan: host.row_ns is 'int64 \(2,\)'; expected an array of 1"),
-        ({"own": np.array([4])}, r"plan: host.own\[0\] is 4; expected 0 to 3"),
-        ({"own": np.array([1, 1])}, r"plan: host.own\[1\] is 1; expected more than 1"),
+        ({"reserved": np.array([4])}, r"plan: host.reserved\[0\] is 4; expected 0 to 3"),
+        ({"reserved": np.array([1, 1])}, r"plan: host.reserved\[1\] is 1; expected more than 1"),
         ({"beside": 1}, "plan: host.beside is 1; expected True or False"),
     ],
 )
@@ -246,7 +247,7 @@ def test_fiddler_keeps_the_popular_and_runs_the_rest_on_the_host() -> None:
             counts[layer * 6 + world.trace.experts[row, layer]] += 1
     best = np.lexsort((np.arange(18), -counts))[:3]
     plan = world.plan("fiddler", {"host_gbps": 1e6, "shared_gbps": 1e6, "tokens": 1e6})
-    assert plan.host is not None and plan.host.own.tolist() == sorted(best.tolist())
+    assert plan.host is not None and plan.host.reserved.tolist() == sorted(best.tolist())
     log = run_of(world, plan).log()
     assert set(world.work.expert[log.found == HOSTED].tolist()) == set(world.work.expert.tolist()) - set(best.tolist())
     assert sum(log.counters.demand_bytes) == 0
@@ -306,7 +307,7 @@ def test_a_real_trace_is_accounted_for_to_the_nanosecond(name: str) -> None:
     assert (report.efficiency is not None) == bounded
     assert (report.bounds["link_tokens_per_s"] is not None) == bounded
     assert (report.decode.hosted > 0) == (report.decode.time_ms["stall_host"] > 0) == (not bounded)
-    if plan_for(here, name)[0].most_bytes:
+    if prepare(here, name).plan.most_bytes:
         assert any("has no use for the whole cache" in note for note in report.notes)
 
 

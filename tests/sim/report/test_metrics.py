@@ -84,7 +84,7 @@ def test_launching_experts_that_are_there_takes_time_that_nobody_computes() -> N
 
 def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
     work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
-    work = dataclasses.replace(work, waited_ns=np.full(4, 4 * MS))
+    work = dataclasses.replace(work, awaited_ns=np.full(4, 4 * MS))
     # The first runs while the second is copied: 1 + 10 + 10 + 1 + 3 ms; then both are there: 1 + 1 + 1 ms.
     assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [25 * MS, 28 * MS]
     found = told(work, Plan(), 2).decode.time_ms
@@ -93,10 +93,11 @@ def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
 
 def test_experts_that_run_apart_from_others_of_their_token_take_longer() -> None:
     work = handmade([[[0]], [[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
-    work = dataclasses.replace(work, apart_ns=np.array([0, 5 * MS, 0]))
+    work = dataclasses.replace(work, split_wave_ns=np.array([0, 5 * MS, 0]))
     # Waited for; there without the other one, which is waited for, 1 + 10 + 1 ms, beside the copy; both there.
     assert np.diff(Run(work, Plan(), 2 * SIZE).log().finish, prepend=0).tolist() == [12 * MS, 12 * MS, 3 * MS]
-    alone = dataclasses.replace(handmade([[[0]], [[0]]], 2, layer_ns=MS, expert_ns=MS), apart_ns=work.apart_ns)
+    alone = handmade([[[0]], [[0]]], 2, layer_ns=MS, expert_ns=MS)
+    alone = dataclasses.replace(alone, split_wave_ns=work.split_wave_ns)
     assert told(alone, Plan(), SIZE).decode.time_ms["other"] == 5
     several = dataclasses.replace(alone, tokens=np.array([2, 2]))
     assert told(several, Plan(), SIZE).decode.time_ms["other"] == 0, "those of several rows run one by one anyway"
@@ -105,7 +106,7 @@ def test_experts_that_run_apart_from_others_of_their_token_take_longer() -> None
 def test_an_expert_that_is_waited_for_is_launched_meanwhile() -> None:
     # 2 ms are there, 1 ms with the launch before it. 1 + 10 + 10 + 1 ms, then 1 + 2 + 2 ms.
     work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=2 * MS)
-    work = dataclasses.replace(work, waited_ns=np.full(4, MS))
+    work = dataclasses.replace(work, awaited_ns=np.full(4, MS))
     assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [22 * MS, 27 * MS]
     found = told(work, Plan(), 2)
     assert found.decode.time_ms["compute"] == 1 + 2 + 1 + 4 and found.decode.time_ms["other"] == 0
@@ -129,7 +130,7 @@ def test_a_layer_takes_longer_if_a_copy_is_under_way_as_it_begins(
 ) -> None:
     # The first of two layers needs nothing, the second expert 2, which takes no time.
     work = handmade([[[], [0]]], 2, layer_ns=layer_ms * MS, phase=[phase])
-    work = dataclasses.replace(work, copying_ns=3 * MS)
+    work = dataclasses.replace(work, beside_copy_ns=3 * MS)
     requests = Requests.build(np.zeros(len(asked), np.int64), np.ones(len(asked), np.int64), np.array(asked, np.int64))
     result = told(work, Plan(requests=requests), slots)
     assert result.run_ms == finish_ms
@@ -171,7 +172,7 @@ def test_a_trace_without_prefill_has_no_ttft_and_without_decode_no_tpot() -> Non
     assert only.tpot_ms == Spread(None, None, None, None)
     assert only.tokens_per_s is None
     assert only.decode.hit_ratio is None
-    assert only.bounds == {"compute_tokens_per_s": None, "link_tokens_per_s": None}
+    assert only.bounds == {"compute_tokens_per_s": None, "link_tokens_per_s": None, "min_hit_ratio": None}
 
 
 def test_percentiles() -> None:
@@ -219,13 +220,20 @@ def test_a_report_is_the_log_in_other_words(case: tuple[World, str, Plan]) -> No
         fate = counts.prefetches
         assert fate["issued"] == sum(fate[k] for k in ("useful", "late", "unused", "cancelled", "in_flight"))
         calls = work.n_layers * int((work.schedule.phase == phase).sum())
-        assert 0 <= counts.time_ms["other"] <= work.copying_ns * calls / 1e6
+        assert 0 <= counts.time_ms["other"] <= work.beside_copy_ns * calls / 1e6
         assert counts.activations == int((world.trace.experts[world.trace.phase == phase] >= 0).sum())
         assert counts.tokens == int((world.trace.phase == phase).sum())
         assert counts.compulsory_misses <= counts.misses
         assert counts.link_bytes["wasted"] <= counts.link_bytes["prefetch"]
-    total = sum(sum(c.time_ms.values()) for c in (result.prefill, result.decode))
-    assert total == pytest.approx(result.run_ms)
+    one, other, both = (c.columns() for c in (result.prefill, result.decode, result.total))
+    sums = [name for name in both if not name.endswith("_ratio")]
+    assert [both[name] for name in sums] == pytest.approx([one[name] + other[name] for name in sums])
+    assert result.total.hit_ratio == (both["hits"] / both["lookups"] if both["lookups"] else None)
+    assert sum(result.total.time_ms.values()) == pytest.approx(result.run_ms)
+    frame = result.to_frame().set_index("phase")
+    for phase, counts in (("prefill", one), ("decode", other)):
+        row = frame.loc[phase, list(counts)].to_dict()
+        assert {name: None if value != value else value for name, value in row.items()} == counts
     assert result.run_ms == log.finish[-1] / 1e6
     assert sum(row["lookups"] for row in result.per_layer) == result.decode.lookups
     assert sum(row["misses"] for row in result.per_layer) == result.decode.misses
@@ -254,6 +262,6 @@ def test_json_is_strict_and_has_what_a_report_promises() -> None:
     assert set(data["prefetches"]) == {"issued", "useful", "late", "unused", "cancelled", "in_flight"}
     assert set(data["ttft_ms"]) == set(data["tpot_ms"]) == {"mean", "p50", "p95", "p99"}
     assert set(data["time_ms"]) == {"compute", "stall_demand", "stall_late", "stall_host", "predict", "other"}
-    assert set(data["bounds"]) == {"compute_tokens_per_s", "link_tokens_per_s"}
+    assert set(data["bounds"]) == {"compute_tokens_per_s", "link_tokens_per_s", "min_hit_ratio"}
     assert data["time_ms"]["predict"] == 1
     assert data["ttft_ms"]["mean"] is None, "undefined is null, never NaN"

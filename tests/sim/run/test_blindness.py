@@ -9,7 +9,8 @@ from ground.errors import InputError
 from sim.plan import Plan, Requests, Values
 from sim.policies import Policy, policy_class
 from sim.run.blindness import blurred, check_blind
-from sim.run.scene import plan_for, scene
+from sim.run.prepared import prepare
+from sim.run.scene import scene
 from sim.view import View
 from tests.support.places import REPOSITORY
 from tests.support.worlds import POLICIES, World, worlds
@@ -93,13 +94,13 @@ class Honest(Policy):
 def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> None:
     here = scene(LAW, learns=False)
     with pytest.raises(InputError, match=f"policy {cheat.name}: it peeks: what it decides up to step"):
-        plan_for(here, f"{cheat.__module__}:{cheat.__qualname__}")
+        prepare(here, f"{cheat.__module__}:{cheat.__qualname__}")
 
 
 def test_an_honest_policy_from_outside_runs() -> None:
     here = scene(LAW, learns=False)
     for honest in ("Honest", "Told"):
-        assert plan_for(here, f"{__name__}:{honest}")[0].requests is not None
+        assert prepare(here, f"{__name__}:{honest}").plan.requests is not None
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if not policy_class(name).clairvoyant])

@@ -13,7 +13,8 @@ from sim.bounds import bounds, fewest_bytes, fewest_decode_bytes
 from sim.log import DECODE, Log
 from sim.plan import Plan
 from sim.policies import Policy, policy_classes
-from sim.run.scene import Scene, replay, scene
+from sim.run.prepared import replay
+from sim.run.scene import Scene, scene
 from sim.run.simpy_engine import Run
 from tests.sim.run.test_cache import BUNDLED, libcachesim_hits
 from tests.support.worlds import CHOICES, POLICIES, World, handmade, planned, run_of, worlds
@@ -158,7 +159,7 @@ def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
     log = run_of(world, plan).log()
     if plan.everything_resident:
         assert log.finish[-1] == world.work.compute_ns().sum() >= world.bounds().compute_ns
-        if world.work.waited_ns is None:
+        if world.work.awaited_ns is None:
             assert log.finish[-1] == world.bounds().compute_ns, "its own bound, reached exactly"
     elif plan.host is None:  # the host takes work from the GPU and from the link
         held_to_bounds(world, plan, log)
@@ -178,7 +179,7 @@ def test_no_builtin_policy_beats_the_bounds(world: World) -> None:
 def test_real_routes_keep_to_the_bounds_and_clairvoyance_leads(batch: int, cache: str) -> None:
     if not BUNDLED:
         pytest.skip("no bundled traces beside the package")
-    here = scene(BUNDLED[0], cache_size=cache, batch=batch)
+    here = scene(BUNDLED[0], cache=cache, batch=batch)
     reports = {}
     for name, kind in policy_classes().items():
         if missing(here, kind):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from ground.errors import InputError
 from sim.eviction import EVICTIONS, NEVER, Eviction
-from sim.run.slots import RESIDENT, ExpertCache, first_calls, next_calls, serve, waves
+from sim.run.serve import serve
+from sim.run.slots import RESIDENT, ExpertCache, waves
+from sim.workload import first_calls, next_calls
 from traces.trace import Trace
 
 CYC = [0, 1, 2] * 4

@@ -19,7 +19,7 @@ from tests.support.worlds import MS, World, handmade, made, run_of, toy_machine,
 def test_clairvoyant_with_room_for_all_is_never_slower_than_lru(loads: str, world: World) -> None:
     # Both copy each expert once and in the order of need, so none that is asked for beforehand comes later. What lru
     # does not pay is left out: copies that cost the layers beside them, and other costs of experts waited for.
-    work = dataclasses.replace(world.work, copying_ns=0, waited_ns=None)
+    work = dataclasses.replace(world.work, beside_copy_ns=0, awaited_ns=None)
     everything = work.n_experts * sum(work.expert_bytes)
     beside = int(np.diff(work.offsets).max()) * max(work.expert_bytes)  # a call's room, which it leaves to a call
     world = dataclasses.replace(world, work=work, budget=everything + beside)

@@ -9,30 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sim.compiled
+import sim.compiled.availability
 from ground.errors import InputError
 from sim.bench.engines import Case, prepare
 from sim.bounds import fewest_loads
 from sim.eviction import EVICTIONS, LRU
 from sim.log import Log
 from sim.machine.hardware import Hardware
-from sim.model.spec import load_model
 from sim.plan import Discipline, Plan, Values
 from sim.policies import policy_classes
 from sim.report.timeline import timeline
 from sim.run.engines import execute
-from sim.run.scene import replay, scene
+from sim.run.prepared import replay
+from sim.run.scene import scene
+from sim.run.serve import serve
 from sim.run.simpy_engine import Run
-from sim.run.slots import ExpertCache, serve
+from sim.run.slots import ExpertCache
 from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import MS, World, arbitrary_plan, coarse, handmade, planned, toy_meta, undemanding, worlds
+from traces.models.known import model_spec
 from traces.trace import Trace
 
 pytest.importorskip("numba", reason="the compiled engine needs numba")
 
-from sim.compiled import run_compiled
+from sim.compiled.engine import run_compiled
 from sim.compiled.heap import Heaps, contains, push, remove, top
 from tests.support.places import REPOSITORY
 
@@ -56,9 +58,9 @@ def test_any_plan_gives_the_integers_of_the_reference(
     given: tuple[World, str, Plan], launch_ns: int, alone_ns: int, apart: int
 ) -> None:
     world, _, plan = given
-    work = dataclasses.replace(world.work, launch_ns=launch_ns, waited_ns=world.work.waits_ns + alone_ns)
+    work = dataclasses.replace(world.work, launch_ns=launch_ns, awaited_ns=world.work.if_awaited_ns + alone_ns)
     if apart:
-        work = dataclasses.replace(work, apart_ns=np.arange(work.n_experts + 1) * 7_001 % 10**apart)
+        work = dataclasses.replace(work, split_wave_ns=np.arange(work.n_experts + 1) * 7_001 % 10**apart)
     arguments = work, plan, world.budget, world.discipline, world.chunks
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 
@@ -68,7 +70,7 @@ def test_any_plan_gives_the_integers_of_the_reference(
 def test_crowded_runs_agree(world: World, seed: int, slots: int, wanted: int) -> None:
     # Few slots, many requests, costs of a few ns: waves, pauses and coincidences at every turn.
     rng = np.random.default_rng(seed)
-    some = {name: int(rng.integers(3)) for name in ("launch_ns", "copying_ns")}
+    some = {name: int(rng.integers(3)) for name in ("launch_ns", "beside_copy_ns")}
     work = dataclasses.replace(coarse(world.work, rng), **some)
     world = dataclasses.replace(world, work=work, budget=slots * max(world.work.expert_bytes))
     plan = arbitrary_plan(rng, world, wanted)
@@ -89,12 +91,12 @@ def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipl
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
-@pytest.mark.parametrize("name", [n for n, k in policy_classes().items() if (k.learns or k.needs) and not k.dear])
+@pytest.mark.parametrize("name", [n for n, k in policy_classes().items() if (k.learns or k.needs) and not k.keeps_plan])
 def test_long_runs_of_policies_that_learn_or_read_more_agree(name: str, discipline: Discipline) -> None:
     whole = Trace.load(LAW).select("eval")
     trace, model, machine = (
         whole.keep(np.arange(whole.n_sequences) < 3),
-        load_model("mixtral-8x7b"),
+        model_spec("mixtral-8x7b"),
         Hardware.load("l40"),
     )
     work = workload(trace, model, machine, batched(trace, 2))
@@ -170,7 +172,7 @@ def test_a_rule_that_is_only_python_runs_on_simpy_and_says_so(monkeypatch: pytes
 
 def test_without_numba_auto_falls_back_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.run.engines.SHORT", 0)
-    monkeypatch.setattr(sim.compiled, "find_spec", lambda name: None)
+    monkeypatch.setattr(sim.compiled.availability, "find_spec", lambda name: None)
     done = execute(small(), Plan(), 4 * MS)
     assert done.engine == "simpy"
     assert len(done.notes) == 1 and "numba is not installed" in done.notes[0] and "\n" not in done.notes[0]
@@ -219,7 +221,7 @@ def test_reports_differ_in_the_name_of_the_engine_alone(tmp_path: Path) -> None:
     model: dict[str, Any] = trace.meta["model"]
     model |= toy_meta(2)
     trace.save(path)
-    here = scene(path, cache_size="5", batch=2)
+    here = scene(path, cache="5", batch=2)
     reports = {engine: replay(here, "previous-token", engine=engine).to_json() for engine in ("simpy", "compiled")}
     assert [reports[engine]["settings"].pop("engine") for engine in reports] == list(reports)
     assert reports["simpy"] == reports["compiled"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.compiled import run_compiled
+from sim.compiled.engine import run_compiled
 from sim.plan import Plan, PlanError, Prediction, Requests, Values
 from sim.run.engines import execute
 from sim.run.simpy_engine import Run

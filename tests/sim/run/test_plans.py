@@ -1,4 +1,4 @@
-"""Plans: whole-trace ones equal those made step by step, and dear ones are made once and kept on disk."""
+"""Plans: whole-trace ones equal those made step by step, and those that take long are made once and kept on disk."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sim.eviction import LRU
 from sim.plan import Plan, Requests
 from sim.policies import Policy, Setting, base, make_policy, policy_class
-from sim.run.kept_plans import declared, plan_of
-from sim.run.scene import plan_for, scene
+from sim.run.kept_plans import declared, kept_or_made
+from sim.run.prepared import prepare
+from sim.run.scene import scene
 from sim.view import View
 from sim.workload import Schedule, batched, workload
 from tests.sim.run.test_cache import BUNDLED
@@ -78,7 +79,7 @@ class Dear(Policy):
     name = "dear"
     summary = "for tests"
     takes = DearParameters
-    dear = True
+    keeps_plan = True
     ignores = frozenset({"budget"})
     made: ClassVar[int] = 0
     next: ClassVar[Plan]
@@ -100,15 +101,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def setting(**changed: Any) -> Setting:
-    from sim.model.spec import load_model
+    from traces.models.known import model_spec
 
-    return dataclasses.replace(Setting(load_model("mixtral-8x7b"), 1000, (), 0), **changed)
+    return dataclasses.replace(Setting(model_spec("mixtral-8x7b"), 1000, (), 0), **changed)
 
 
 def ask(given: Setting | None = None, run: dict[str, Any] = RUN, **values: Any) -> Plan:
     given = given or setting()
     view: Any = None
-    return plan_of(Dear(declared(Dear, given), DearParameters(**values)), given, view, run)
+    return kept_or_made(Dear(declared(Dear, given), DearParameters(**values)), given, view, run)
 
 
 def same(a: Plan, b: Plan) -> None:
@@ -205,10 +206,10 @@ def test_nothing_is_kept_where_it_cannot_or_need_not(folder: Path, monkeypatch: 
     Dear.next = Plan(eviction=LRU)  # a rule that is only Python
     ask()
     assert not list(folder.glob("*"))
-    monkeypatch.setattr(Dear, "dear", False)
+    monkeypatch.setattr(Dear, "keeps_plan", False)
     ask()
     assert not list(folder.glob("*"))
-    monkeypatch.setattr(Dear, "dear", True)
+    monkeypatch.setattr(Dear, "keeps_plan", True)
     monkeypatch.setenv("MOE_REPLAY_CACHE", "off")
     Dear.next = Plan()
     ask()
@@ -226,6 +227,6 @@ def test_a_part_of_a_trace_has_a_plan_of_its_own(folder: Path) -> None:
     for sequences in ([0, 1], [2, 3]):
         trace = here.trace.keep(np.isin(np.arange(here.trace.n_sequences), sequences))
         work = workload(trace, here.model, here.hardware, batched(trace, 1))
-        plans.append(plan_for(dataclasses.replace(here, trace=trace, work=work), "fmoe", {"entries": 50})[0])
+        plans.append(prepare(dataclasses.replace(here, trace=trace, work=work), "fmoe", {"entries": 50}).plan)
     assert len(list(folder.iterdir())) == 2, "though both carry the hash of the file that they are parts of"
     assert decided(plans[0], here.trace.n_layers, 1) != decided(plans[1], here.trace.n_layers, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.plan import Host, Plan
 from sim.policies import Policy
 from sim.run.cache_size import parse_capacity
-from sim.run.scene import settle_for
+from sim.run.prepared import settle_for
 from sim.run.terms import TooSmallError, settle
 from sim.view import View
 from tests.support.worlds import handmade
@@ -30,7 +30,7 @@ class Tables(Policy):
 
 def hosted(own: int) -> Host:
     ones = np.ones(LAYERS, np.int64)
-    return Host(ones, ones, ones, ones, own=np.arange(own))
+    return Host(ones, ones, ones, ones, reserved=np.arange(own))
 
 
 @given(st.integers(0, 10**8), st.booleans(), st.integers(0, EXPERTS))

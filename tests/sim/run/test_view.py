@@ -12,7 +12,8 @@ from ground.errors import InputError
 from sim.eviction import LRU, NEVER
 from sim.plan import Plan, Requests
 from sim.policies import Policy, policy_class
-from sim.run.scene import Scene, plan_for
+from sim.run.prepared import prepare
+from sim.run.scene import Scene
 from sim.run.simpy_engine import Run
 from sim.view import View
 from sim.workload import batched, workload
@@ -170,10 +171,10 @@ def other_future(world: World, step: int, seed: int) -> World:
     work = workload(changed, world.model, world.hardware, batched(changed, world.batch))
     same = int(world.work.offsets[(step + 1) * work.n_layers])
     costs = np.concatenate([world.work.expert_ns[:same], np.ones(len(work.expert) - same, np.int64)])
-    same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "copying_ns")
-    if (waits := world.work.waited_ns) is not None:
+    same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "beside_copy_ns")
+    if (waits := world.work.awaited_ns) is not None:
         costs_waited = np.concatenate([waits[:same], costs[same:]])
-        work = dataclasses.replace(work, waited_ns=costs_waited)
+        work = dataclasses.replace(work, awaited_ns=costs_waited)
     work = dataclasses.replace(work, expert_ns=costs, **{name: getattr(world.work, name) for name in same_costs})
     return dataclasses.replace(world, trace=changed, work=work, profile=world.profile or world.trace)
 
@@ -278,5 +279,5 @@ def test_a_rule_that_is_told_the_future_is_refused_to_who_does_not_say_so() -> N
     machine, soft = world.hardware, world.software
     here = Scene(world.trace, (), world.model, machine, soft, world.budget, 1, "eval", 0, world.work, world.bounds())
     with pytest.raises(InputError, match="foreseer: its eviction rule next-use is told the future"):
-        plan_for(here, "tests.sim.run.test_view:Foreseer")
-    assert plan_for(here, "clairvoyant")[0].eviction == "next-use"
+        prepare(here, "tests.sim.run.test_view:Foreseer")
+    assert prepare(here, "clairvoyant").plan.eviction == "next-use"

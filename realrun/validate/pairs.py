@@ -1,0 +1,218 @@
+"""Policies x cache sizes, simulated and measured on one machine: how far the simulator is off, part by part."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.output import values_of
+from ground.plots import import_matplotlib
+from realrun.calibrate.machine import Machine
+from realrun.calibrate.machine_profile import calibrate
+from realrun.calibrate.thoroughness import FULL, QUICK, TINY
+from realrun.engine.replay import for_device, interruptible, run
+from realrun.engine.rig import Rig, open_rig
+from realrun.engine.small_scene import small_scene
+from realrun.options import ValidateOptions, host_bytes_of
+from realrun.validate.agreement import compare
+from realrun.validate.baselines import baselines
+from realrun.validate.record import FILES, PROFILE, Record, made_by
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE, MEASURED
+from sim.policies import parameters_of, policy_class
+from sim.report.metrics import Report
+from sim.run.prepared import PreparedRun, prepare
+from sim.run.scene import Scene, bundled_traces, lacking
+from traces.models.known import model_spec
+from traces.trace import Trace
+
+MOST_RUNS = 5
+"""Of a pair on the device: whatever disturbs only ever adds, so the fastest counts, and all are kept in the record."""
+
+
+def validate_command(options: ValidateOptions, command: str) -> None:
+    """Validate, print the table and the verdict. Raises InputError, KeyboardInterrupt if it was stopped half-way."""
+    record = validate(options, command)
+    record.show()
+    if not record.complete:
+        raise KeyboardInterrupt
+
+
+def validate(options: ValidateOptions, command: str) -> Record:
+    """Run every policy at every cache size both ways; the record, complete unless it was interrupted.
+
+    Files of the folder are brought up to date after every pair; before the first they stay as they are. Raises
+    InputError for what cannot be; a policy that this trace or this machine cannot run is left out by name, and it is an
+    error only if that goes for all.
+    """
+    wanted = _refuse(options)
+    machine = Machine(options.device)
+    limit = host_bytes_of(options.host_memory)
+    if options.hardware is None:  # what is wrong is found before a minute of measuring
+        software = DEFAULT_SOFTWARE if options.software.lower() in MEASURED else options.software
+        _scenes(replace(options, software=software), DEFAULT_HARDWARE, wanted)
+    profile, scenes = _measured(options, machine, wanted)
+    first = next(iter(scenes.values()))
+    reasons = {one.name: lacking(first, policy_class(one.name)) for one in wanted}
+    if all(reasons.values()):  # found before experts are pinned
+        raise InputError(f"nothing can be run: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}")
+    record = Record(command, _provenance(first, machine, options), profile=profile)
+    with open_rig(
+        first.model, options.device, shared=options.shared, limit=limit, say=_say
+    ) as rig, interruptible() as stop:  # fmt: skip
+        _run_pairs(record, scenes, wanted, rig, options, stop)
+    if record.complete and not record.rows:
+        raise InputError(f"nothing could be run: {'; '.join(record.left_out)}")
+    try:
+        if options.baseline and record.complete:
+            record.baselines = baselines(machine, first.model, record.reports)
+    finally:  # also if a person does not wait for them
+        record.write(options.folder, plot=True)
+    return record
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A policy as it was named: ``label`` is what was typed, of which ``name`` and ``values`` are the parts."""
+
+    label: str
+    name: str
+    values: dict[str, object]
+
+    @staticmethod
+    def of(label: str) -> "Contestant":
+        """From ``name,key=value,...`` or ``module:Class,...``. Raises InputError for what is no policy or parameter."""
+        name, *settings = label.split(",")
+        values = values_of(settings, f"--policies {name}:")
+        parameters_of(name, dict(values))
+        return Contestant(label, name, values)
+
+
+def _refuse(options: ValidateOptions) -> list[Contestant]:
+    """Refuse what can be seen to be wrong before anything is read; else the policies. Raises InputError."""
+    if not 0 <= options.seconds < float("inf"):
+        raise InputError(f"--seconds {options.seconds}; expected a time of 0 or more")
+    read = [*options.traces, *(options.profile or bundled_traces()), options.model, options.hardware, options.software]
+    files = [*FILES, PROFILE] if options.hardware is None else FILES
+    keep_apart(read, {}, folders={"-o": (options.folder, files)})
+    import_matplotlib()  # where it is not installed, that is said now
+    for option, given in (("--policies", options.policies), ("--cache", options.cache)):
+        if not given:
+            raise InputError(f"{option}: expected at least one")
+    return [Contestant.of(label) for label in dict.fromkeys(options.policies)]
+
+
+def _measured(
+    options: ValidateOptions, machine: Machine, wanted: Sequence[Contestant]
+) -> tuple[str, dict[str, Scene]]:
+    """What is replayed at each cache size, and the profile that was measured for it, empty where one was named."""
+    if options.hardware is not None:
+        return "", _scenes(options, options.hardware, wanted)
+    name = options.model or Trace.load(options.traces[0]).meta["model"].get("name", "")
+    effort = TINY if not machine.cuda else QUICK if options.quick else FULL
+    text = calibrate(machine, [model_spec(name)], effort, "measured")
+    with tempfile.TemporaryDirectory() as apart:  # what lies in the folder is of earlier runs until there is a pair
+        path = Path(apart) / PROFILE
+        path.write_text(text, encoding="utf-8")
+        return text, _scenes(options, str(path), wanted)
+
+
+def _scenes(options: ValidateOptions, hardware: str, wanted: Sequence[Contestant]) -> dict[str, Scene]:
+    """What is replayed at each cache size."""
+    learns = any(policy_class(one.name).learns for one in wanted)
+    return {
+        cache: small_scene(options.scene(hardware, cache), options.scale, options.steps, learns=learns)
+        for cache in options.cache
+    }
+
+
+def _run_pairs(
+    record: Record, scenes: dict[str, Scene], wanted: Sequence[Contestant], rig: Rig, options: ValidateOptions,
+    stop: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Add every policy at every cache size to the record, and write it after each; it is complete if none stops it."""
+    pairs = [(cache, one) for one in wanted for cache in scenes]
+    for number, (cache, one) in enumerate(pairs, 1):
+        begin = time.monotonic()
+        try:
+            pair = None if stop() else _both(prepare(scenes[cache], one.name, one.values), rig, options, stop)
+        except InputError as reason:
+            record.left_out.append(f"{one.label} at {cache}: {reason}")
+            continue
+        if pair is None:  # half a run is no pair
+            return
+        _add(record, cache, one.label, *pair, scenes[cache])
+        record.write(options.folder)
+        line = record.lines()[-1]
+        _say(
+            f"{number}/{len(pairs)} {line[0]} at {line[1]}: {line[2]} tokens/s simulated, {line[3]} measured, "
+            f"{line[4]} ({time.monotonic() - begin:.1f} s)"
+        )
+    record.complete = True
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _both(
+    prepared: PreparedRun, rig: Rig, options: ValidateOptions, stop: Callable[[], bool]
+) -> tuple[Report, Report] | None:
+    """One run in simulated time and on the device; None if that was interrupted."""
+    simulated = for_device(prepared).simulate()
+    runs: list[Report] = []
+    while not runs or (len(runs) < MOST_RUNS and sum(map(_decode_s, runs)) < options.seconds):
+        try:
+            one = run(prepared, rig, check=options.check, stop=stop)
+        except KeyboardInterrupt:  # before its first step was over
+            if not stop():
+                raise
+            return None
+        if not one.settings["complete"]:
+            return None
+        runs.append(one)
+    fastest = min(runs, key=_decode_s)
+    settings = fastest.settings | {"runs_tokens_per_s": [one.tokens_per_s for one in runs]}
+    return simulated, replace(fastest, settings=settings)
+
+
+def _decode_s(report: Report) -> float:
+    return sum(report.decode.time_ms.values()) / 1e3
+
+
+def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, here: Scene) -> None:
+    record.rows += compare(simulated, measured, cache, label)
+    record.reports.append(
+        {"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": measured.to_json()}
+    )
+    decode = measured.decode
+    moved = decode.link_bytes["demand"] + decode.link_bytes["prefetch"]
+    busy = measured.settings["link_busy_ms"]
+    record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
+        moved, sum(decode.time_ms.values()), busy, here
+    )
+
+
+def link_shares(moved: int, whole_ms: float, busy_ms: float, here: Scene) -> tuple[float | None, float | None]:
+    """Bytes over decode's time and over the time in which copies were under way, as shares of copies in a row."""
+    size = here.model.expert_bytes[0]
+    in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
+    used, busy = (moved / (ms / 1e3) / in_a_row if ms else None for ms in (whole_ms, busy_ms))
+    return used, busy
+
+
+def _provenance(here: Scene, machine: Machine, options: ValidateOptions) -> dict[str, Any]:
+    return {
+        "trace": Path(here.trace.source).name,
+        "trace_sha256": here.trace.sha256,
+        "model": here.model.name,
+        "hardware": here.hardware.name,
+        "software": here.software.name,
+        "decode_steps": options.steps,
+        **made_by(machine),
+    }
