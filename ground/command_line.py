@@ -82,7 +82,7 @@ def _wrong(error: BaseException, refused: tuple[type[Exception], ...]) -> str | 
         return f"out of memory{why}; free some, or give the command less at once"
     if isinstance(error, OSError) and error.strerror:
         return f"{'cannot read or write' if error.filename is None else error.filename}: {error.strerror}"
-    return str(error) if isinstance(error, OSError | refused) else None
+    return str(error) if isinstance(error, (OSError, *refused)) else None
 
 
 def _quietly(status: int, line: str = "") -> int:

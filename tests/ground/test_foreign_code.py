@@ -47,5 +47,5 @@ def test_errors_of_the_project_s_own_go_on_as_they_are() -> None:
 
 def test_a_person_who_debugs_sees_the_error_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEBUG, "1")
-    with pytest.raises(ValueError, match="^x$"), errors_name("x"):
+    with pytest.raises(ValueError, match=r"^x$"), errors_name("x"):
         raise ValueError("x")

@@ -10,22 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-import torch
 
 from ground.errors import InputError
 from realrun.__main__ import main
 from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not_charged
-from realrun.calibrate.copies import buffers, copy_times
 from realrun.calibrate.ffn_times import Ffn, ffn_times, ffns
 from realrun.calibrate.layer_times import charged, in_bf16, kind, layer_times, layers_of
-from realrun.calibrate.lines import Line, doubt
 from realrun.calibrate.lookup_costs import lookup_costs
 from realrun.calibrate.loop_overheads import LoopTimes, loop_times, without_loop
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.machine_profile import _loops, _rounded, _software, calibrate, calibrate_command
 from realrun.calibrate.parts import Parts
 from realrun.calibrate.products import launches
-from realrun.calibrate.profile_text import curve, to_toml
+from realrun.calibrate.profile_text import to_toml
 from realrun.calibrate.thoroughness import TINY
 from realrun.calibrate.timing import Timing
 from sim.machine.cost import Costs, along
@@ -37,14 +34,6 @@ from tests.support.real_worlds import TINY_MOE
 from traces.models.known import builtin_models, model_spec
 from traces.models.spec import ModelSpec
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
-PLAIN = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXT)
-TABLES = st.recursive(
-    st.dictionaries(TEXT, st.one_of(PLAIN, st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=3)), max_size=4),
-    lambda inner: st.dictionaries(TEXT, st.one_of(PLAIN, inner, st.lists(inner, min_size=1, max_size=3)), max_size=4),
-    max_leaves=6,
-)
-
 
 @pytest.fixture(scope="module")
 def profile() -> str:
@@ -53,82 +42,6 @@ def profile() -> str:
 
 def measured(profile: str, **tables: object) -> Hardware:
     return Hardware.from_dict(tomllib.loads(profile) | tables)
-
-
-@given(TABLES)
-def test_toml_reads_back_as_it_was_written(tables: dict) -> None:
-    assert tomllib.loads(to_toml(tables, "a comment\nof two lines")) == tables
-
-
-@given(st.dictionaries(st.integers(1, 10**12), st.integers(1, 10**9), min_size=2, max_size=9))
-def test_any_times_make_a_curve_that_the_schema_takes(times: dict[int, int]) -> None:
-    table = curve({size: Timing(ns, ns, ns, 1) for size, ns in times.items()}, "seen")
-    points = Curve.model_validate(table).points
-    assert [size for size, _ in points] == sorted(times)
-    assert all(ns >= times[size] for size, ns in points)
-    if list(dict(sorted(times.items())).values()) == sorted(set(times.values())):
-        assert dict(points) == times
-
-
-@given(st.floats(0, 1e6), st.floats(0.01, 1e4), st.lists(st.integers(1, 10**9), min_size=2, max_size=6, unique=True))
-def test_a_line_is_found_again(fixed: float, rate: float, work: list[int]) -> None:
-    line = Line.through([(size, fixed + size / rate) for size in work])
-    for size in work:
-        assert line.fixed_ns + size / line.rate == pytest.approx(fixed + size / rate, rel=1e-3)
-    assert line.worst < 1e-3
-
-
-def test_a_line_never_falls_below_nothing() -> None:
-    assert Line.through([(10, 100), (1000, 50)]).fixed_ns == 100
-    through_nothing = Line.through([(10, 1), (1000, 1000)])
-    assert through_nothing.fixed_ns == 0 and through_nothing.rate > 0
-
-
-@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6)), min_size=2, max_size=6), st.floats(0.1, 100))
-def test_no_rate_goes_beyond_what_the_place_reaches(points: list[tuple[float, float]], most: float) -> None:
-    line = Line.through(points, most)
-    assert 0 < line.rate <= most * (1 + 1e-9) and line.fixed_ns >= 0
-    if Line.through(points).rate <= most:
-        assert line == Line.through(points)
-
-
-def timings(*samples: list[float]) -> list[Timing]:
-    return [Timing.of(each) for each in samples]
-
-
-@given(
-    st.floats(0, 1e6), st.floats(0.01, 1e3),
-    st.lists(st.integers(10**7, 10**9), min_size=2, max_size=6, unique=True), st.floats(1, 1.9),
-)  # fmt: skip
-def test_steady_times_along_a_line_are_trusted(fixed: float, rate: float, work: list[int], more: float) -> None:
-    points = [(size, fixed + size / rate) for size in sorted(work)]
-    ns = [ns for _, ns in points]
-    steady = timings(*([time, time, time * more] for time in ns))
-    assert doubt(Line.through(points), ns, steady, rises=False) == ""
-    assert bool(doubt(Line.through(points), ns, steady, rises=True)) == (ns[-1] < 1.5 * ns[0])
-
-
-@pytest.mark.parametrize(
-    ("ms", "says"),
-    [
-        ([7.9973, 7.9983, 8.0036, 12.075, 11.667], "more took no longer"),  # as an H200's host once gave
-        ([1, 2, 1.2, 8, 16], "more took less time"),
-        ([1, 2, 4, 8, 40], "no line fits"),
-    ],
-)
-def test_what_cannot_be_trusted_says_so(ms: list[float], says: str) -> None:
-    ns, work = [one * 1e6 for one in ms], [1, 2, 4, 8, 16]
-    line = Line.through(list(zip(work, ns, strict=True)))
-    assert says in doubt(line, ns, timings(*([time] for time in ns)), rises=True)
-    erratic = timings(*([time, 3 * time, 3 * time, 3 * time] for time in ns[:3]), *([time] for time in ns[3:]))
-    assert "half of the runs" in doubt(line, ns, erratic, rises=False)
-
-
-def test_timings_are_medians_within_their_spread() -> None:
-    timing = Timing.of([5, 1, 9, 3, 7])
-    assert (timing.ns, timing.runs) == (5, 5)
-    assert timing.low <= timing.ns <= timing.high
-    assert timing.over(5).ns == 1
 
 
 def test_the_profile_loads_and_says_where_everything_is_from(profile: str) -> None:
@@ -352,19 +265,6 @@ def test_a_layers_own_loop_goes_before_that_of_the_software(profile: str) -> Non
     assert general.layer_ns([1], [1])[0, 1] - special.layer_ns([1], [1])[0, 1] == 6500
 
 
-def test_copies_move_every_byte() -> None:
-    machine = Machine("cpu", 3)
-    times = copy_times(machine, "h2d", buffers(machine, (64, 256), (2**14, 2**15)), (64, 256))
-    assert set(times.alone) == set(times.queued) == {64, 256}
-    memory = buffers(machine, (64, 256), (0, 0))
-    slow = [copy_times(machine, direction, memory, (64, 256), pinned=False) for direction in ("h2d", "d2h")]
-    assert all(set(times.alone) == set(times.queued) == {64, 256} for times in slow)
-    memory.device.fill_(1)
-    memory.pageable.copy_(torch.arange(256))
-    copy_times(machine, "d2h", memory, (64, 256), pinned=False)
-    assert (memory.pageable == 1).all() and (memory.pinned == 7).all()
-
-
 FP8 = replace(TINY_MOE, name="fp8", hidden=96, weight_bytes=1, expert_bytes=(96 * 32 * 3,) * 3, shared_ffn=32)
 
 
@@ -474,14 +374,3 @@ def test_one_line_where_nothing_can_be_measured(tmp_path, capsys, monkeypatch) -
     assert main(["calibrate", "--out", str(out), "--device", "cpu"]) == 2
     assert capsys.readouterr().err == "error: torch is not installed; pip install 'moe-replay[torch]'\n"
     assert not out.exists()
-
-
-def test_memory_that_cannot_be_pinned_is_named(monkeypatch) -> None:
-    machine = Machine("cpu", 3)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(machine.torch, "empty", refuse)
-    with pytest.raises(InputError, match="4,096 bytes of pinned host memory"):
-        machine.host(4096, True)

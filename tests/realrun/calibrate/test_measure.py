@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from ground.errors import InputError
+from realrun.calibrate.copies import buffers, copy_times
 from realrun.calibrate.layer_times import charged, kind
 from realrun.calibrate.loop_overheads import (
     MOST_BYTES,
@@ -243,3 +244,27 @@ def looking_up(software: PredictionCosts, hardware: Hardware, dims: int) -> Pred
     with open_device("cpu") as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr("realrun.engine.predicting._TABLE_BYTES", 2**12)
         return Predictions(device, software, hardware, dims)
+
+
+def test_copies_move_every_byte() -> None:
+    machine = Machine("cpu", 3)
+    times = copy_times(machine, "h2d", buffers(machine, (64, 256), (2**14, 2**15)), (64, 256))
+    assert set(times.alone) == set(times.queued) == {64, 256}
+    memory = buffers(machine, (64, 256), (0, 0))
+    slow = [copy_times(machine, direction, memory, (64, 256), pinned=False) for direction in ("h2d", "d2h")]
+    assert all(set(times.alone) == set(times.queued) == {64, 256} for times in slow)
+    memory.device.fill_(1)
+    memory.pageable.copy_(torch.arange(256))
+    copy_times(machine, "d2h", memory, (64, 256), pinned=False)
+    assert (memory.pageable == 1).all() and (memory.pinned == 7).all()
+
+
+def test_memory_that_cannot_be_pinned_is_named(monkeypatch) -> None:
+    machine = Machine("cpu", 3)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(machine.torch, "empty", refuse)
+    with pytest.raises(InputError, match="4,096 bytes of pinned host memory"):
+        machine.host(4096, True)
