@@ -1,10 +1,11 @@
-"""Is a more accurate predictor always faster? In the mean, yes; in a single run, no.
+"""Is a more accurate predictor always faster? In the mean it is, in a single run it need not be.
 
-The predictor is told the future and made to err: with accuracy a, each of its guesses is right with probability a, and
-what is wrong at one accuracy is wrong at every lower one of the same seed (nested error sets). So along a seed the
-predictor only gets better. Transfers still queue for one link and experts for the same slots, and a right prefetch more
-can push out what would have been reused or hold up a demand: scheduling anomalies, as R. L. Graham found in list
-scheduling (Bell System Technical Journal 45, 1966).
+The predictor is told the future and made to err. With accuracy a, each of its guesses is right with probability a. What
+is wrong at one accuracy is wrong at every lower one of the same seed, so along a seed the predictor only gets better.
+
+Copies still queue for one link, and experts for the same memory. One more right guess can push out an expert that would
+have been used again, or delay a copy that is waited for. R. L. Graham found such anomalies in list scheduling (Bell
+System Technical Journal 45, 1966).
 """
 
 from collections.abc import Sequence
@@ -86,18 +87,17 @@ def sheets(data: Data) -> list[Sheet]:
         for m in data["models"]
     ]  # fmt: skip
     columns = ["model", "workload", "cache", "inverted", "random", "perfect", "no prefetch (lru)", "pays from accuracy",
-               "mean rises", "runs that are slower", "sequences that are slower"]  # fmt: skip
+               "mean rises", "slower runs", "slower sequences"]  # fmt: skip
     notes = (
-        f"Tokens/s, means over {SEEDS} seeds. Inverted names only experts that are not taken; random guesses. Slower: "
-        f"of pairs of neighbouring accuracies of one seed, whose errors are nested, those where the more accurate one "
-        f"takes longer, for the whole run and for single sequences of it. Pays from: the least accuracy whose mean is "
-        f"above that without prefetch; below it prefetching loses to what its waste costs.",
+        f"Tokens/s are means over {SEEDS} seeds. Inverted names only experts that are not taken; random guesses. Pays "
+        f"from: the least accuracy whose mean is above that without prefetch. Slower: of all pairs of neighbouring "
+        f"accuracies of one seed, those where the more accurate one takes longer, as a whole or in a single sequence.",
     )
     shown = range(0, len(data["accuracies"]), _SHOWN)
     lines = [
         [m["model"], m["cache"], what, *cells] for m in data["models"] for what, cells in _by_accuracy(m, shown).items()
     ]
-    heads = ["model", "cache", "", *(f"{data['accuracies'][index]:.2f}" for index in shown)]
+    heads = ["model", "cache", "of", *(f"{data['accuracies'][index]:.2f}" for index in shown)]
     return [Sheet("Accuracy and throughput", columns, rows, notes), Sheet("Tokens/s by accuracy", heads, lines, AMONG)]
 
 

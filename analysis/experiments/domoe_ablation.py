@@ -1,7 +1,8 @@
-"""Figure 4: trajectory-based prediction, domain tables searched at every layer, and prediction at chosen layers.
+"""What each part of DoMoE adds, held against the paper's Figure 4.
 
-Trajectory is the same system with MoE-Infinity's predictor in the place of tables; MoE-Infinity itself, with its own
-eviction and queue, stands beside it. Table is DoMoE with a prediction at every layer, Table (T+M) the whole of it.
+*Trajectory* is DoMoE with MoE-Infinity's predictor in the place of its tables. *Table* looks tokens up in a table of
+their domain, at every layer. *Table (T+M)* is the whole of DoMoE: it looks up at chosen layers only. MoE-Infinity
+itself, with its own eviction and queue, stands beside them.
 """
 
 from itertools import product
@@ -82,7 +83,7 @@ def sheets(data: Data) -> list[Sheet]:
             ["model", "step", "ratio of", "software", "published", "simulated", "so"],
             rows,
             (
-                "Intervals: 95 %, bootstrap over sequences, paired. So: the published number lies inside the simulated "
+                "Intervals: 95 %, from a bootstrap over sequences. So: the published number lies inside the simulated "
                 "interval, or is higher or lower.",
             ),
         ),

@@ -1,4 +1,9 @@
-"""Adaptive prediction: what the paper's objective expects of a set of layers, beside the simulated time of a token."""
+"""At which layers should DoMoE predict? The paper minimises an expected cost; this sets it beside the simulated time.
+
+A prediction takes time (c_pred), and a wrong one makes a copy necessary (c_load). The further back the last prediction,
+the more often it is wrong. *all* predicts at every layer, *every:n* at every n-th. *adaptive* is the set with the least
+expected cost, *sampled* the best of sets drawn at random. *adaptive, by layer* counts errors for each layer by itself.
+"""
 
 from itertools import product
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,13 @@
-"""What the link allows of the published absolute numbers: which are impossible, and which need no prediction at all.
+"""Can the published numbers come from one run whose speed the link limits?
 
-At batch 1 a token's experts that are not resident must cross the link. With M bytes of experts a token and a link of W
-bytes a second, a system that keeps nothing and never lets the link idle reaches W / M; one whose misses are a share m
-of its look-ups cannot exceed W / (m M).
+At batch 1, the experts of a token that are not in GPU memory must cross the link. Let a token take M bytes of experts,
+and the link move W bytes a second. A system that keeps nothing and never lets the link idle makes W / M tokens a second
+(*streaming*). One that misses a share m of its look-ups cannot exceed W / (m M).
 """
 
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, number, percent
+from analysis.pages.sheets import NOTHING, Sheet, number, percent, starred
 from analysis.published import Point, domoe
 from analysis.runs import scene_at
 from sim.log import DECODE
@@ -89,28 +89,29 @@ def measure(options: ExperimentOptions) -> Data:
 def sheets(data: Data) -> list[Sheet]:
     """Published points against what the link gives, then the bounds of the traces at hand."""
     rows = [
-        [p["model"], p["figure"], p["at"], _published(p), percent(p["hit_ratio"]), number(p["streaming"]),
-         number(p["gbps_streaming"], 1), number(p["within_hits"]), number(p["unexplained_ms"], 0), _verdict(p)]
+        [p["model"], p["figure"], p["at"], starred(p["published"], p["worked_out"]), percent(p["hit_ratio"]),
+         number(p["streaming"]), number(p["gbps_streaming"], 1), number(p["within_hits"]),
+         number(p["unexplained_ms"], 0), _verdict(p)]
         for p in data["points"]
     ]  # fmt: skip
     notes = (
-        f"Published by DoMoE, against a link of {data['link_gbps']:.1f} GB/s ({data['link_source']}); weights of 16 "
-        f"bits, batch 1: neither is stated there. * worked out from a factor that the paper gives.",
-        "Streaming copies every expert of every token over a link that never idles and keeps none: no cache, no "
-        "prediction. GB/s is what the link would have to move if nothing were resident. Within hits: if the published "
-        "hit ratio is of residents, misses alone cross the link and it allows this much; unexplained is the time of a "
-        "published token that misses do not account for. Below 1 x streaming, cache and prediction bought nothing.",
+        f"Tokens/s and hit: published by DoMoE (* worked out from a factor that the paper gives). The link moves "
+        f"{data['link_gbps']:.1f} GB/s ({data['link_source']}). Weights of 16 bits and batch 1 are assumed.",
+        "Streaming: every expert of every token is copied over a link that never idles, and none is kept. There is no "
+        "cache and no prediction. GB/s is what the link must move if nothing is resident.",
+        "Within hits: the most tokens/s if a published hit is an expert in GPU memory, so that only misses cross the "
+        "link. Unexplained: the time of a published token that these misses do not take. Below 1 x streaming, cache "
+        "and prediction gained nothing.",
         *map(_slope, _pairs(data["points"])),
         *(
             f"All experts of {one['model']} take {one['experts_gib']:.1f} GiB of the {one['gpu_gib']:.1f} GiB that "
-            f"{data['made']['hardware']} has: nothing need be offloaded there unless memory was capped, of which the "
-            f"paper says nothing."
+            f"{data['made']['hardware']} has. Nothing needs to be offloaded there, unless memory was capped; the paper "
+            f"does not say so."
             for one in data["memory"]
             if one["experts_gib"] < one["gpu_gib"]
         ),
     )
-    columns = ["model", "figure", "at", "published tokens/s", "published hit", "streaming", "GB/s if none resident",
-               "within hits", "unexplained ms", "so"]  # fmt: skip
+    columns = ["model", "figure", "at", "tokens/s", "hit", "streaming", "GB/s", "within hits", "unexplained ms", "so"]
     title = "What the link allows of the published numbers"
     bounds = [[b["model"], b["workload"], number(b["compute_bound"]), number(b["link_bound"])] for b in data["bounds"]]
     return [
@@ -139,13 +140,9 @@ def _slope(pair: tuple[Data, Data]) -> str:
     due = 1e3 * (high["hit_ratio"] - low["hit_ratio"]) / low["streaming"]
     saved = 1e3 * (1 / low["published"] - 1 / high["published"])
     return (
-        f"{low['model']}: from {percent(low['hit_ratio'])} to {percent(high['hit_ratio'])} hits the link has "
-        f"{due:.0f} ms a token less to do if hits are of residents; the published time falls by {saved:.0f} ms."
+        f"{low['model']}: if hits rise from {percent(low['hit_ratio'])} to {percent(high['hit_ratio'])}, the link has "
+        f"{due:.0f} ms a token less to do. The published time falls by {saved:.0f} ms."
     )
-
-
-def _published(point: Data) -> str:
-    return NOTHING if point["published"] is None else f"{point['published']}{'*' if point['worked_out'] else ''}"
 
 
 def _verdict(point: Data) -> str:

@@ -1,4 +1,7 @@
-"""Which domain's table prompts are matched with: the confusion matrix, for both readings of the lost formula."""
+"""Do prompts find the table of their own domain?
+
+The formula by which DoMoE matches a prompt with tables is lost in the paper's text; both ways to read it are tried.
+"""
 
 from itertools import product
 
@@ -68,9 +71,9 @@ def sheets(data: Data) -> list[Sheet]:
     ]
     columns = ["model", "reading", "own domain is best", "own domain is consulted", "tables consulted, mean"]
     notes = (
-        "Prompts of the evaluation split. Reading A of the matching formula, which the paper's text has lost: the mean "
-        "over the prompt's centres of the largest cosine with a prototype; B: the largest of all. Up to two tables are "
-        "consulted, the second only if it is close behind the first.",
+        "Prompts of the evaluation split. A prompt has several centres and a table several prototypes. Reading A: the "
+        "mean over the centres of the largest cosine with a prototype. Reading B: the largest cosine of all. Up to two "
+        "tables are consulted, the second only if it is close behind the first.",
     )
     result = [Sheet("Domain matching", columns, rows, notes)]
     for m in data["models"]:
@@ -78,8 +81,8 @@ def sheets(data: Data) -> list[Sheet]:
             [label, *(f"{best} ({asked})" for best, asked in zip(b, c, strict=True))]
             for label, b, c in zip(m["prompts"], m["best"], m["consulted"], strict=True)
         ]
-        title = f"{m['model']}, reading {m['reading']}: best match (consulted) by domain of the prompt"
-        result.append(Sheet(title, ["prompts of, down; table, across", *m["tables"]], lines))
+        title = f"{m['model']}, reading {m['reading']}: tables that match best (are consulted)"
+        result.append(Sheet(title, ["prompts of", *m["tables"]], lines))
     return result
 
 

@@ -1,6 +1,7 @@
-"""Figure 1: are the nearest recorded tokens of one's own domain nearer, and do they take the same experts?
+"""Are recorded tokens of one's own domain more similar than those of another, and do they take the same experts?
 
-Every domain offers the same number of recorded tokens, so that a larger table is not mistaken for a better one.
+The paper's Figure 1 says so. Here every domain offers the same number of recorded tokens, so that a larger table is not
+mistaken for a better one.
 """
 
 from collections.abc import Sequence
@@ -176,14 +177,15 @@ def sheets(data: Data) -> list[Sheet]:
                f"vote of {NEIGHBOURS} finds, own", "other", "ratio"]  # fmt: skip
     notes = (
         f"Published: {domoe().statements('Figure 1')[0].says}.",
-        "Simulated: every evaluation token asks equally large tables of profile tokens; means over layers and domains.",
+        "Here every token of the evaluation split is looked up in equally large tables of tokens of the profile split. "
+        "The numbers are means over layers and domains.",
     )
     result = [Sheet("Figure 1: neighbours of one's own domain and of another", columns, rows, notes)]
     for entry in data["models"]:
         matrix = entry["matrix"]["voted"]
         lines = [[one, *map(percent, line)] for one, line in zip(entry["domains"], matrix, strict=True)]
         title = f"{entry['model']}: experts that a vote of each domain's table finds"
-        result.append(Sheet(title, ["asking, down; table, across", *entry["domains"]], lines))
+        result.append(Sheet(title, ["tokens of", *entry["domains"]], lines))
     return result
 
 

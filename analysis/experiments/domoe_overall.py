@@ -1,7 +1,8 @@
-"""Table 2: DoMoE over FMoE and over MoE-Infinity, throughput and hit ratio, for every model and workload.
+"""DoMoE's throughput and hits over those of FMoE and MoE-Infinity, held against the paper's Table 2.
 
-FMoE has one table of all domains. "Under the same table size" may mean a table as large as one of DoMoE's (N entries),
-as large as the two that DoMoE searches (2 N), or as large as all that it stores (domains x N): all three are run.
+FMoE has one table for all domains. The paper says "under the same table size", which may mean three things, and all
+three are run: a table as large as one of DoMoE's (N entries), as the two that DoMoE looks up in (2 N), or as all that
+DoMoE stores (domains x N).
 """
 
 from collections.abc import Callable, Iterable
@@ -168,15 +169,16 @@ def _claims(data: Data) -> Sheet:
                  said[0] if len({*said}) == 1 else " / ".join(said)]
             )  # fmt: skip
     notes = (
-        "Published: DoMoE's ratio over the rival, as the paper's text gives it. Simulated: mean over workloads (and "
-        "models) of the same ratio, with a 95 % bootstrap interval over sequences, drawn with replacement and paired "
-        "between both policies. It covers which sequences were drawn, not another training, text, order or machine.",
+        "Published: DoMoE's ratio over the rival, as the paper's text gives it. Simulated: the mean of the same ratio "
+        "over workloads (and models). Intervals are 95 %, from a bootstrap over sequences; both policies' shares of a "
+        "drawn sequence go together. They cover which sequences were drawn, not another training, text, order or "
+        "machine.",
         "Most: the largest ratio over that rival that any policy could have, by the bounds on compute and link, or "
         "with hits alone (under the first software). So: the published number lies inside the simulated interval, is "
         "higher or lower, or is impossible at batch 1 on this hardware and cache.",
-        f"N is {data['entries']:,} entries a domain, or what the traces hold. Eviction is not in the paper; DoMoE and "
-        f"FMoE both evict what their tables' entries take least. Models in the simulation are small trained ones of "
-        f"the named topology; costs are those of the released model.",
+        f"N is {data['entries']:,} entries a domain, or as many as the traces hold. The paper does not say how it "
+        f"evicts; here DoMoE and FMoE both evict what their tables' entries take least. The models are small trained "
+        f"ones of the named topology; costs are those of the released model.",
     )
     columns = ["model", "ratio of", "over", "published", *(f"simulated, {one}" for one in softwares), "most", "so"]
     return Sheet("Table 2: published claims and simulated means", columns, rows, notes)
@@ -219,9 +221,9 @@ def _choices(data: Data) -> Sheet:
     mine = having(means, software=software)
     rows = [[ours, metric, *_over(mine, ours, metric)] for ours, metric in product(distinct(means, "ours"), METRICS)]
     notes = (
-        "Means over all models and workloads. One key an entry: tables hold one embedding an entry, not one a layer. "
-        "lru: both evict the least recently used. Hit or late: the expert was resident, or its prefetch was queued or "
-        "under way: what a hit is if prefetches count that have not arrived.",
+        "Means over all models and workloads. One key an entry: a table's entry has one embedding, not one a layer. "
+        "lru: both evict the least recently used. Hit or late: the expert was there, or its copy was queued or under "
+        "way. Such copies may be what the paper counts as hits.",
     )
     columns = ["ours", "ratio of", *(f"over {one}" for one in MEANT)]
     return Sheet(f"Simulated: what the paper leaves open, software {software}", columns, rows, notes)

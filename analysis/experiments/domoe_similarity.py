@@ -1,4 +1,7 @@
-"""Figure 2: how alike a token's embeddings are at different layers."""
+"""How similar are a token's embeddings at different layers? The paper's Figure 2 gives their cosines.
+
+If they are similar, a prediction made at one layer still holds some layers later.
+"""
 
 import json
 from collections.abc import Sequence
@@ -82,7 +85,7 @@ def _record(model: ModelTraces) -> Data | None:
 def sheets(data: Data) -> list[Sheet]:
     """Cosine by how far layers lie apart, of router inputs alone (levels from 1 on)."""
     says = domoe().statements("Figure 2")[0]
-    rows: list[Sequence[str]] = [["published: Mixtral-8x7B, Phi-3.5-MoE", number(says.value), "", "> 0.99", *[""] * 5]]
+    rows: list[Sequence[str]] = [["published", number(says.value), "", "> 0.99", *[""] * 5]]
     for entry in data["models"]:
         matrix = np.array(entry["cosine"])[1:, 1:]
         far = [_mean(np.diagonal(matrix, d)) if d < len(matrix) else None for d in _APART]
@@ -92,15 +95,16 @@ def sheets(data: Data) -> list[Sheet]:
             rows.append([f"{entry['model']}, in full", *_adjacent(whole), *[""] * len(_APART)])
     stored = [f"{entry['model']}: {entry['stored_as']}" for entry in data["models"]]
     notes = (
-        "Mean over decode tokens of the cosine of two layers' router inputs, that is after each layer's norm, as a "
-        "predictor reads them. The paper does not say whether its embeddings are taken before or after that norm; "
-        "before it, the residual stream that all layers add to keeps neighbours more alike. The first pair is apart: "
-        "the first router sees little but the token's own embedding.",
-        "Simulated are small trained models of the named topologies. Stored embeddings are projected "
-        f"({'; '.join(stored)}), which changes the cosine, of one model up and of another down; in full is what the "
+        "Published: of Mixtral-8x7B and Phi-3.5-MoE. Here: the mean over decode tokens of the cosine of two layers' "
+        "router inputs. They are taken after each layer's norm, as a predictor reads them. The paper does not say "
+        "whether it takes embeddings before or after that norm. Before it, neighbouring layers are more alike, since "
+        "all layers add to the same sum. The first pair is least alike: the first router sees little but the token's "
+        "own embedding.",
+        "The models are small trained ones of the named topologies. Their embeddings are stored projected "
+        f"({'; '.join(stored)}), which raises the cosine of some and lowers that of others. In full is what the "
         "capture measured before projecting.",
     )
-    columns = ["", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
+    columns = ["embeddings", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
     return [Sheet("Figure 2: cosine of one token's embeddings at two layers", columns, rows, notes)]
 
 

@@ -1,4 +1,4 @@
-"""Figure 5: hit ratio and throughput over the number of entries of a domain's table."""
+"""How hits and throughput change with the number of entries in a domain's table, held against the paper's Figure 5."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -10,7 +10,7 @@ from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
-from analysis.pages.sheets import NOTHING, Sheet, percent, run_cells
+from analysis.pages.sheets import Sheet, percent, run_cells, starred
 from analysis.published import domoe
 from analysis.runs import Design, run
 from analysis.workloads import Source, loaded
@@ -49,27 +49,22 @@ def _held(sources: Sequence[Source]) -> int:
 def sheets(data: Data) -> list[Sheet]:
     """Published points, then simulated ones by model, one row a table size."""
     paper = domoe()
-    published = [
-        [p.model, p.at, NOTHING if p.tokens_per_s is None else f"{p.tokens_per_s}{'*' if p.worked_out else ''}",
-         percent(p.hit_ratio), p.where]
-        for p in paper.points("Figure 5")
-    ]  # fmt: skip
-    result = [
-        Sheet(
-            "Figure 5, published",
-            ["model", "entries", "tokens/s", "hit", "where"],
-            published,
-            (paper.statements("Figure 5")[0].says + ".", "* worked out from a factor that the paper gives."),
-        )
+    points = paper.points("Figure 5")
+    published = [[p.model, p.at, starred(p.tokens_per_s, p.worked_out), percent(p.hit_ratio)] for p in points]
+    notes = [
+        f"The paper says that {paper.statements('Figure 5')[0].says}.",
+        "* worked out from a factor that the paper gives.",
+        f"Sources: {'; '.join(f'{p.model}, {p.at} entries: {p.where}' for p in points)}.",
     ]
+    result = [Sheet("Figure 5, published", ["model", "entries", "tokens/s", "hit"], published, notes)]
     shown = ["tokens/s", "hit", "late", "miss", "predict ms/token", "tables MiB"]
     for model in distinct(data["points"], "model"):
         mine = having(data["points"], model=model)
         rows = [[p["software"], f"{p['entries']:,}", *run_cells(p, shown, tokens_per_s=3)] for p in mine]
         best = [f"{s}: {_best(having(mine, software=s))}" for s in distinct(mine, "software")]
         title = f"Figure 5, simulated: {model}, {mine[0]['workload']} ({mine[0]['held']:,} profile tokens)"
-        notes = (f"Most tokens/s at entries: {', '.join(best)}.",)
-        result.append(Sheet(title, ["software", "entries", *shown], rows, notes))
+        most = f"Entries with the most tokens/s: {', '.join(best)}."
+        result.append(Sheet(title, ["software", "entries", *shown], rows, [most]))
     return result
 
 

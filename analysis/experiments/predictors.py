@@ -1,7 +1,8 @@
-"""Predictors apart from caches: recall and precision by layer and by horizon, in-domain and cross-domain.
+"""How often is each predictor right, apart from any cache or link?
 
-Every predictor names as many experts a layer as the router takes. What it has learned from is the profile split of the
-domain at hand (own), of all other domains (other), or of all (pooled); one that learns nothing is shown once.
+Every predictor names as many experts a layer as the router takes. *Recall* is the share of the experts taken that it
+named, *precision* the share of those named that were taken. What it has learned from is the profile split of the domain
+at hand (*own*), of all other domains (*other*), or of all (*pooled*). One that learns nothing is shown once.
 """
 
 from collections.abc import Callable, Sequence
@@ -175,12 +176,11 @@ def sheets(data: Data) -> list[Sheet]:
             whole = float(np.mean([j["recall_of_all_layers"] for j in judged]))
             rows.append([predictor, learned, percent(whole), *cells])
         notes = (
-            f"Means over workloads, for layers that every horizon can reach (from the {max(data['horizons'])}th on) so "
-            f"that columns compare; the next layer over all layers beside them. n ahead: the layer is the n-th after "
-            f"the last whose route is known; step begins: from what is known before the first layer runs. As many are "
-            f"named as the router takes, so recall and precision are equal, unless fewer were named (recall / "
-            f"precision). Chance: {percent(chance)}. Own: learned from the profile of the domains at hand; other: of "
-            f"all others; pooled: of all (domain tables then choose by the prompt).",
+            f"Means over workloads. n ahead: the layer is the n-th after the last whose route is known. Step begins: "
+            f"from what is known before the first layer runs. These columns are of the layers that all can reach (from "
+            f"the {max(data['horizons'])}th on). One number is recall and precision, which are equal when as many are "
+            f"named as are taken; two are recall / precision. Chance: {percent(chance)}. Domain tables that learned "
+            f"from all domains (pooled) choose by the prompt.",
         )
         title = f"{model}: experts found among as many named"
         result.append(Sheet(title, ["predictor", "learned from", "next, all layers", *names], rows, notes))

@@ -1,8 +1,8 @@
-"""Routes that others published of real models, under every policy that needs no embeddings.
+"""Does the domain idea hold for real models? Routes that others published are replayed under every policy that can run.
 
-They hold no embeddings, so DoMoE itself cannot run on them; its idea can be asked all the same. A routing table reduced
-to what these traces hold is a domain's popularity: the right domain's table, a wrong one's, one of all domains pooled.
-Beside them stands what costs nothing: the experts that the previous token took.
+These records hold no embeddings, so DoMoE itself cannot run on them. What they allow is a domain's popularity: the
+experts that its profile tokens took most. The table of the own domain is compared with another's, with one of all
+domains pooled, and with the experts that the previous token took, which cost nothing to know.
 """
 
 import hashlib
@@ -216,8 +216,9 @@ def sheets(data: Data) -> list[Sheet]:
     columns = ["model", "domains", "tokens", "chance", "own table", "pooled", "another's", "previous token",
                "own / another's", "own / pooled", "own / previous token"]  # fmt: skip
     notes = (
-        "Recall of evaluation tokens' experts by the K most popular of a domain's profile tokens; intervals (95 %) "
-        "over sequences. Below 1 in the last column: the previous token's experts, which need no table, are better.",
+        "Recall: the share of a token's experts that a table names, which are the K that its profile tokens took most. "
+        "Intervals: 95 %, over sequences. Below 1 in the last column: the previous token's experts, which need no "
+        "table, are better.",
     )
     result = [Sheet("Domain tables on published routes of real models", columns, rows, notes)]
     return result + [_replay_sheet(entry) for entry in data["replays"]]

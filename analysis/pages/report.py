@@ -12,7 +12,7 @@ from analysis.experiment import Data, Experiment, Part, ReportInputs
 from analysis.experiments import EXPERIMENTS
 from analysis.options import ExperimentOptions
 from analysis.pages.figures import check, draw
-from analysis.pages.text import made_from, of_the_bundled, read, read_from, tables, text, write_text
+from analysis.pages.text import of_the_bundled, read, read_from, simulated_on, tables, text, traces_of, write_text
 from ground.errors import InputError
 
 REPORTS = ("domoe",)
@@ -109,10 +109,11 @@ def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Pat
     more = f"python -m analysis table {experiment.name} --data {(folder / key).as_posix()}.json\n"
     commands = f"{_command(key, part, data, folder)}\n{more if any(sheet.detail for sheet in sheets) else ''}"
     shown = tables(sheet for sheet in sheets if not sheet.detail)
-    files = "" if of_the_bundled(data) else ", with these traces in the place of FILES"
+    sources = "".join(f"- {files}\n" for files in traces_of(data))
+    files = "" if of_the_bundled(data) else ", with the traces above as FILES"
     return (
-        f"{heading}{about}{picture}{shown}\n{made_from(data)} Data: [{key}.json]({key}.json). Made again{files} by:\n\n"
-        f"```\n{commands}```\n"
+        f"{heading}{about}{picture}{shown}\n{simulated_on(data)} Data: [{key}.json]({key}.json). Traces (hash):\n\n"
+        f"{sources}\nTo make it again{files}:\n\n```\n{commands}```\n"
     )
 
 

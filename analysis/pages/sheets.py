@@ -47,6 +47,11 @@ def percent(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{100 * value:.{digits}f} %"
 
 
+def starred(value: float | None, worked_out: bool) -> str:
+    """A published number as it was given, with a star if it was worked out from a factor."""
+    return NOTHING if value is None else f"{value}{'*' if worked_out else ''}"
+
+
 def interval(ratio: Mapping[str, Any]) -> str:
     """A ratio with its interval: ``1.04 [1.02, 1.06]``."""
     if ratio["value"] is None:

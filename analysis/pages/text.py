@@ -94,17 +94,24 @@ def tables(sheets: Iterable[Sheet]) -> str:
 def made_from(data: Data) -> str:
     """Where the data comes from, in sentences."""
     made = data["made"]
-    by_model: dict[str, list[str]] = {}
-    for source in made["traces"]:
-        trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
-        by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
-    traces = "; ".join(f"{model}: {', '.join(files)}" for model, files in by_model.items())
     others = sorted({source["model"] for source in made["traces"] if source["sha256"] not in _bundled()})
     apart = f" Those of {', '.join(others)} are captures that are not bundled." if others else ""
-    return (
-        f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}. "
-        f"Traces of {traces}.{apart}"
-    )
+    return f"{simulated_on(data)} Traces of {'; '.join(traces_of(data))}.{apart}"
+
+
+def simulated_on(data: Data) -> str:
+    """The machine and the code that the data comes from, in a sentence."""
+    made = data["made"]
+    return f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}."
+
+
+def traces_of(data: Data) -> list[str]:
+    """The traces that the data comes from by name and the start of their hash, a text a model."""
+    by_model: dict[str, list[str]] = {}
+    for source in data["made"]["traces"]:
+        trained = f"{source['model']}, training seed {source['training_seed']}" if "training_seed" in source else ""
+        by_model.setdefault(trained or source["model"], []).append(f"{source['trace']} ({source['sha256'][:8]})")
+    return [f"{model}: {', '.join(files)}" for model, files in by_model.items()]
 
 
 def of_the_bundled(data: Data) -> bool:

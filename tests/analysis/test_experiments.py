@@ -3,6 +3,7 @@
 import hashlib
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from ground.errors import InputError
 from sim.machine.hardware import Hardware
 from sim.run.scene import bundled_traces
 from tests.support.analysis_worlds import DOMAINS, EXPERTS, LAYERS, domain_trace, domain_traces
+from tests.support.places import REPOSITORY
 from tests.support.strategies import make_trace
 from traces.models.known import resolve_model
 from traces.trace import Trace
@@ -61,6 +63,16 @@ def test_tables_are_whole_and_name_no_folder(name: str, measured: dict[str, Data
         assert {len(row) for row in sheet.rows} <= {len(sheet.columns)}, sheet.title
     assert options.traces is not None
     assert str(Path(options.traces[0]).parent) not in repr(measured[name])
+
+
+def test_the_documented_experiment_of_ones_own_runs(options: ExperimentOptions) -> None:
+    code = (REPOSITORY / "docs/analysis.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+    module: dict[str, Any] = {"__doc__": "How fast is LRU?"}
+    exec(compile(code, "lru_alone.py", "exec"), module)
+    own = module["EXPERIMENT"]
+    assert own.place > max(one.place for one in EXPERIMENTS.values()) and own.name not in EXPERIMENTS
+    (sheet,) = own.sheets(own.measure(options))
+    assert len(sheet.rows) == 3
 
 
 def test_ratios_are_those_of_the_runs(measured: dict[str, Data]) -> None:

@@ -45,8 +45,8 @@ def test_a_trace_of_several_domains_is_mixed_as_it_is(tmp_path: Path) -> None:
     written(tmp_path, "law")
     written(tmp_path, "law", name="other")
     one, other = by_model([tmp_path])
-    assert (other.model, list(other.workloads)) == ("toy", ["law", "mixed"])
-    assert (one.model, list(one.workloads)) == ("other", ["law"])
+    assert (other.name, list(other.workloads)) == ("toy", ["law", "mixed"])
+    assert (one.name, list(one.workloads)) == ("other", ["law"])
     assert [source.name for source in other.workloads["mixed"]] == ["toy_several.npz"]
 
 
