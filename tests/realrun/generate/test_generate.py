@@ -17,7 +17,7 @@ import torch
 
 from ground.errors import InputError
 from realrun.__main__ import main
-from realrun.device.devices import open_device
+from realrun.device.open_device import open_device
 from realrun.generate.live import LiveTrace, Planner, Shape, check_basis, check_online
 from realrun.generate.offload import ExpertWeights
 from realrun.generate.offloader import Choice, Generated, Offloader, resident_tokens
@@ -25,7 +25,6 @@ from sim.log import PREFILL
 from sim.plan import Plan, Requests
 from sim.policies import Policy, make_policy, policy_class
 from sim.run.scene import bundled_traces
-from sim.run.simpy_engine import by_moment
 from sim.view import View
 from tests.support import tiny_families, tiny_moe
 from tests.support.worlds import World, worlds
@@ -163,7 +162,7 @@ def test_decisions_moment_by_moment_are_those_of_a_whole_trace(world: World, nam
     one = World(_only(trace, rows), world.model, world.hardware, 1, world.work, world.budget)
     policy = make_policy(name, one.setting)
     work = _work(one)
-    whole = by_moment(policy.plan(policy.view(one.trace, work)), trace.n_experts)
+    whole = policy.plan(policy.view(one.trace, work)).by_moment(trace.n_experts)
     shape = Shape("toy", tuple(trace.layers.tolist()), trace.n_experts, trace.top_k, 64, 3)
     live = LiveTrace(shape, frozenset(), None)
     planner = Planner(policy, live)
@@ -282,8 +281,8 @@ def test_what_the_weights_decide_is_refused_in_one_line(
 def test_memory_that_a_run_on_the_cpu_does_not_have_is_told_before_it_is_taken(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("device", "host_memory"):
-        monkeypatch.setattr(f"realrun.{module}.free_host_bytes", lambda: 70_000)
+    for module in ("host_device", "host_memory"):
+        monkeypatch.setattr(f"realrun.device.{module}.free_host_bytes", lambda: 70_000)
     slots = "host memory for 6 expert slots: needs 72.00 KiB and 68.36 KiB are free; give a smaller --cache"
     with monkeypatch.context() as patched:
         patched.setattr("traces.capture.checkpoint.weight_bytes", lambda folder: 0)
