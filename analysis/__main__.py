@@ -23,7 +23,7 @@ from sim.run.scene import code_version
 app = App(
     name="python -m analysis",
     version=code_version,
-    help="Tables and figures of the field: what papers report, beside what a replay on equal terms gives.",
+    help="Tables and figures: what papers report, beside what a replay on equal terms gives.",
     help_format="markdown",
     help_on_error=False,
 )
@@ -118,7 +118,7 @@ def figure(
 
 @app.command
 def report(
-    name: Annotated[str, Parameter(help="domoe")],
+    name: Annotated[str, Parameter(help="the paper: domoe")],
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the folder of pages, figures and data")],
@@ -140,7 +140,7 @@ def report(
     only: Annotated[
         list[str] | None,
         _many,
-        Parameter(help="parts to measure again; the others keep their data"),
+        Parameter(help="experiments to measure again; the others keep their data"),
     ] = None,
     show: Annotated[
         bool, Parameter(negative=(), help="measure nothing: write the pages from the data that is there")

@@ -33,7 +33,7 @@ class ExperimentOptions:
         _many,
         Parameter(help="traces, or folders of them, to run on and to learn from; default: the bundled ones"),
     ] = None
-    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    hardware: Annotated[str, Parameter(help="the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
     cache: Annotated[
         str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
     ] = DEFAULT_CACHE
@@ -55,6 +55,14 @@ class ExperimentOptions:
         WholeNumber | None, Parameter(help="processes; the result is the same for any number; default: one a core")
     ] = None
 
+    def __post_init__(self) -> None:
+        """Refuse a number of processes below 1, and lists that are given and empty. Raises InputError."""
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"--workers {self.workers}; expected at least 1")
+        for name in ("traces", "software"):
+            if getattr(self, name) is not None and not getattr(self, name):
+                raise InputError(f"--{name}: expected at least one")
+
     def keep_apart(self, outputs: dict[str, Path | str | None], more: Sequence[Any] = (), **folders: Any) -> None:
         """Refuse outputs that are one of the files read here, or of ``more``. Raises InputError."""
         keep_apart([*(self.traces or bundled_traces()), self.hardware, *self.software, *more], outputs, **folders)
@@ -66,9 +74,7 @@ class ExperimentOptions:
 
     @property
     def processes(self) -> int:
-        """How many processes share the work. Raises InputError for a number below 1."""
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"--workers {self.workers}; expected at least 1")
+        """How many processes share the work."""
         return self.workers or os.cpu_count() or 1
 
     def place(

@@ -35,7 +35,7 @@ def calibrate(
     model: Annotated[
         list[str] | None,
         Parameter(
-            consume_multiple=True, negative=(), help="whose experts and attention to time; default: all built in"
+            consume_multiple=True, negative=(), help="models whose experts and attention to time; default: all built in"
         ),
     ] = None,
     quick: Annotated[bool, Parameter(negative=(), help="fewer sizes and repetitions: half a minute")] = False,
@@ -62,7 +62,7 @@ def lookup(
     json: Annotated[Output | None, Parameter(help="write all times here as well")] = None,
     device: Device = "cuda",
 ) -> None:
-    """Look up in DoMoE's two tables in every way there is, check each against float64 and print how long it takes.
+    """Time a look-up in DoMoE's two tables in every way that it can be done, and check each against float64.
 
     For example:
 
@@ -80,10 +80,10 @@ _REPLAY = ReplayOptions()
 
 @app.command
 def replay(trace: Trace, /, *, options: ReplayOptions = _REPLAY) -> None:
-    r"""Replay a trace on the GPU with experts of the model's true size: real transfers, real kernels, forced routes.
+    r"""Replay a trace on the GPU, with real transfers, real kernels and experts of the model's true size.
 
-    Weights are random; the router is run and waited for, and then the trace's route takes its place. Several policies
-    run one after another on one store of pinned experts.
+    Weights are random. The router runs and is waited for; then the trace's route takes the place of its answer. Several
+    policies run one after another and share the pinned experts.
 
     For example:
 
@@ -102,10 +102,10 @@ def replay(trace: Trace, /, *, options: ReplayOptions = _REPLAY) -> None:
 
 @app.command
 def validate(trace: Trace, /, *, options: ValidateOptions) -> None:
-    r"""Run policies at several cache sizes in simulated time and on this machine, and say how far they are apart.
+    r"""Run policies at several cache sizes in simulated time and on this machine, and say how far the two are apart.
 
-    Both execute the same plans. All runs share one store of pinned experts. The folder gets validation.md, .csv and
-    .json, brought up to date after every pair of runs, and at the end .png; before the first pair it stays as it is.
+    Both execute the same plans. All runs share the pinned experts. The folder gets validation.md, .csv and .json, which
+    are written anew after every pair of runs, and .png at the end. Before the first pair it stays as it is.
 
     For example:
 
@@ -130,7 +130,7 @@ def resimulate(
     folder: Folder,
     hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
-    r"""Simulate the pairs of a validation again, with another profile or newer code, against what was measured then.
+    r"""Simulate the runs of a validation again, by another profile or newer code, and compare with what was measured.
 
     For example:
 
@@ -147,14 +147,14 @@ def resimulate(
 @app.command
 def baseline(
     *,
-    model: Annotated[str, Parameter(help="whose dimensions")] = "mixtral-8x7b",
+    model: Annotated[str, Parameter(help="the model whose dimensions are used")] = "mixtral-8x7b",
     against: Annotated[
-        Path | None, Parameter(help="validation.json of this machine: its measured runs are what ratios are taken to")
+        Path | None, Parameter(help="a validation.json of this machine, with whose measured runs to compare")
     ] = None,
     json: Annotated[Output | None, Parameter(help="write all figures here")] = None,
     device: Device = "cuda",
 ) -> None:
-    """Time a layer of a decoded token as people run it today: accelerate's CPU offload, plain pageable copies.
+    """Time a layer of a decoded token without this project: accelerate's CPU offload, copies from pageable memory.
 
     For example:
 
@@ -170,7 +170,7 @@ def baseline(
 
 @app.command
 def generate(*, options: GenerateOptions) -> None:
-    r"""Generate text with a real model whose experts wait in host memory, under any policy that needs no future.
+    r"""Generate text with a real model whose experts wait in host memory, under any policy that is not told the future.
 
     For example:
 

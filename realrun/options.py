@@ -54,12 +54,12 @@ class DeviceOptions:
 
     steps: Annotated[WholeNumber | None, Parameter(help="decode steps of each run; default: all")] = None
     check: Annotated[
-        bool, Switch, Parameter(help="compare every expert with its stamp before and after its kernels")
+        bool, Switch, Parameter(help="check the bytes of every expert before and after its kernels")
     ] = False
     device: Device = "cuda"
     scale: Annotated[WholeNumber, Parameter(help="divide the model's widths by this, to try things out")] = 1
     shared: Annotated[
-        WholeNumber | None, Parameter(help="experts to hold in host memory, each standing for several; default: all")
+        WholeNumber | None, Parameter(help="hold only so many experts, each standing for several others; default: all")
     ] = None
     host_memory: HostMemory = None
 
@@ -92,7 +92,7 @@ class ValidateOptions(DeviceOptions):
     """Options of ``validate``: of scenes that differ in their cache size alone."""
 
     traces: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    policies: Annotated[tuple[str, ...], Several, Parameter(help="as --policy of replay, each with its parameters")]
+    policies: Annotated[tuple[str, ...], Several, Parameter(help="policies to run: name or name,key=value,...")]
     cache: Annotated[
         tuple[str, ...], Several, Parameter(show_default=" ".join, help="cache sizes: 25%, 64 (slots), 16GiB")
     ] = (DEFAULT_CACHE,)
@@ -100,8 +100,10 @@ class ValidateOptions(DeviceOptions):
     hardware: Annotated[
         str | None, Parameter(help="the profile to simulate with; default: this machine is measured first")
     ] = None
-    software: Annotated[str, Parameter(help="what predictions cost; measured: as the profile has it")] = "measured"
-    model: Annotated[str | None, Parameter(help="whose dimensions; default: the trace's own model")] = None
+    software: Annotated[
+        str, Parameter(help="what predictions cost: a software profile, or measured: as --hardware has it")
+    ] = "measured"
+    model: Annotated[str | None, Parameter(help="the model whose dimensions are used; default: the trace's own")] = None
     profile: Annotated[
         tuple[str, ...] | None, Several, Parameter(help="traces whose profile split policies learn from")
     ] = None
@@ -126,9 +128,9 @@ class GenerateOptions:
     """Options of ``generate``."""
 
     model: Annotated[str, Parameter(help="a checkpoint's folder, or its name on the Hugging Face hub")]
-    prompt: Annotated[str, Parameter(help="what the model goes on from")]
+    prompt: Annotated[str, Parameter(help="the text that the model continues")]
     policy: Annotated[
-        str, Parameter(help="a policy that needs no future; with parameters: name,key=value,...")
+        str, Parameter(help="a policy that is not told the future: name or name,key=value,...")
     ] = "lru"
     set_: Set = ()
     tokens: Annotated[WholeNumber, Parameter(help="how many tokens to generate at most")] = 32
@@ -139,10 +141,10 @@ class GenerateOptions:
         tuple[str, ...], Several, Parameter(help="traces whose profile split the policy learns from")
     ] = ()
     check: Annotated[
-        bool, Switch, Parameter(help="compare every expert with its stamp before and after it runs")
+        bool, Switch, Parameter(help="check the bytes of every expert before and after it runs")
     ] = False
     compare: Annotated[
-        bool, Switch, Parameter(help="run the resident model first, which must fit, and compare the tokens")
+        bool, Switch, Parameter(help="first run the model with all experts on the GPU, which must fit, and compare")
     ] = False
     device: Device = "cuda"
     host_memory: HostMemory = None

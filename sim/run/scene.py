@@ -66,9 +66,9 @@ class SceneOptions:
     _: KW_ONLY
     model: Annotated[
         str | None,
-        Parameter(help="whose costs are charged: a built-in name or a config.json; default: the trace's own"),
+        Parameter(help="the model whose costs are charged: a name or a config.json; default: the trace's own"),
     ] = None
-    hardware: Annotated[str, Parameter(help="a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    hardware: Annotated[str, Parameter(help="the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
     software: Annotated[
         str, Parameter(help="what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
     ] = DEFAULT_SOFTWARE
