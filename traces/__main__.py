@@ -16,7 +16,7 @@ from ground.command_line import release, run
 from ground.errors import InputError
 from ground.files import check_regular, keep_apart
 from ground.text import printable
-from ground.whole_number import Whole
+from ground.whole_number import WholeNumber
 
 app = App(
     name="python -m traces",
@@ -36,13 +36,13 @@ def train(
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
     topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
     minutes: Annotated[float | None, Parameter(help="time budget; default 6 unless --tokens is given")] = None,
-    tokens: Annotated[Whole | None, Parameter(help="token budget")] = None,
-    batch: Annotated[Whole, Parameter(help="sequences a step")] = 48,
-    length: Annotated[Whole, Parameter(help="tokens a sequence")] = 512,
+    tokens: Annotated[WholeNumber | None, Parameter(help="token budget")] = None,
+    batch: Annotated[WholeNumber, Parameter(help="sequences a step")] = 48,
+    length: Annotated[WholeNumber, Parameter(help="tokens a sequence")] = 512,
     learning_rate: Annotated[float, Parameter(help="highest learning rate")] = 3e-4,
     balance: Annotated[float, Parameter(help="weight of the load-balancing loss")] = 0.02,
     redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start anew")] = 0.25,
-    seed: Whole = 0,
+    seed: WholeNumber = 0,
     device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
 ) -> None:
     r"""Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
@@ -89,17 +89,20 @@ def capture(
     ] = None,
     licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
     profile_tokens: Annotated[
-        Whole | None, Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
+        WholeNumber | None,
+        Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all"),
     ] = None,
-    eval_tokens: Annotated[Whole | None, Parameter(help="the same for the evaluation split; 600, else all")] = None,
-    eval_sequences: Annotated[Whole, Parameter(help="evaluation sequences wanted at least")] = 40,
+    eval_tokens: Annotated[
+        WholeNumber | None, Parameter(help="the same for the evaluation split; 600, else all")
+    ] = None,
+    eval_sequences: Annotated[WholeNumber, Parameter(help="evaluation sequences wanted at least")] = 40,
     prompt_tokens: Annotated[
-        Whole | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
+        WholeNumber | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
     ] = None,
-    new_tokens: Annotated[Whole, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
-    batch: Annotated[Whole, Parameter(help="sequences run together, padded")] = 32,
+    new_tokens: Annotated[WholeNumber, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
+    batch: Annotated[WholeNumber, Parameter(help="sequences run together, padded")] = 32,
     chunk: Annotated[
-        Whole,
+        WholeNumber,
         Parameter(
             help="most rows run together, which bounds memory: small ones cost time. Longer prompts go in pieces, but "
             "whole through an encoder"
@@ -113,14 +116,14 @@ def capture(
     template: Annotated[str, Parameter(help="plain, or chat: the tokenizer's own template")] = "plain",
     embedding: Annotated[str, Parameter(help="auto, none, or dimensions x bits such as 96x3")] = "auto",
     probs: Annotated[
-        Whole | None, Parameter(help="router probabilities kept of each route, the largest; default: all")
+        WholeNumber | None, Parameter(help="router probabilities kept of each route, the largest; default: all")
     ] = None,
     basis: Annotated[Path | None, Parameter(help="embedding basis; default: beside the checkpoint")] = None,
     statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
-    seed: Whole = 0,
+    seed: WholeNumber = 0,
 ) -> None:
     r"""Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
 
@@ -182,8 +185,13 @@ def convert(
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
     kind: Annotated[str | None, Parameter(help="gpt-oss, esft, device or serving; default: told by its arrays")] = None,
-    model: Annotated[str | None, Parameter(help="the model whose costs are charged, e.g. mixtral-8x7b")] = None,
-    experts: Annotated[Whole | None, Parameter(help="routed experts of a layer, where the file does not say")] = None,
+    model: Annotated[
+        str | None,
+        Parameter(help="the model whose costs are charged: a built-in name, or the config.json of any other"),
+    ] = None,
+    experts: Annotated[
+        WholeNumber | None, Parameter(help="routed experts of a layer, where the file does not say")
+    ] = None,
     layers: Annotated[str | None, Parameter(help="model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
     domain: Annotated[
         str | None, Parameter(help="domain of all sequences; default: what the file says, else its name")
@@ -204,17 +212,19 @@ def convert(
         --model qwen3-30b-a3b --domain chat
     python -m traces convert routed_experts.npy -o code.npz \
         --model deepseek-v2-lite --layers 1-26 --domain code
+    python -m traces convert device.npz -o mine.npz --model mine/config.json
     ```
     """
     from traces.arrays import shown
-    from traces.convert.kinds import Given, convert_file
+    from traces.convert.kinds import Given, convert_file, replay_needs
+    from traces.plausibility import doubts
 
-    keep_apart([file], {"--output": output})
+    keep_apart([file, model], {"--output": output})
     # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
     domain, source, licence = (text and shown(text) for text in (domain, source, licence))
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
     trace = convert_file(file, output, kind=kind, given=given)
-    for note in trace.meta["notes"]:
+    for note in (*trace.meta["notes"], *doubts(trace), *replay_needs(trace)):
         print(f"warning: {printable(note)}", file=sys.stderr)
     print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
 
@@ -225,11 +235,11 @@ def subset(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    profile_tokens: Annotated[Whole, Parameter(help="decode tokens of the profile split")],
-    eval_tokens: Annotated[Whole, Parameter(help="decode tokens of the evaluation split")],
-    eval_sequences: Annotated[Whole, Parameter(help="sequences of the evaluation split, at least")] = 40,
+    profile_tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the profile split")],
+    eval_tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the evaluation split")],
+    eval_sequences: Annotated[WholeNumber, Parameter(help="sequences of the evaluation split, at least")] = 40,
     thin: Annotated[
-        Whole | None,
+        WholeNumber | None,
         Parameter(
             help="leave out gates, the look-ahead of prefill rows, and router probabilities but so many, the largest, "
             "of decode rows; and pack with LZMA"
@@ -290,7 +300,7 @@ def verify(
         str | None, Parameter(help="the checkpoint it was captured from: run some sequences again")
     ] = None,
     sha256: Annotated[str | None, Parameter(help="the hash that the file must have")] = None,
-    sequences: Annotated[Whole, Parameter(help="how many to run again")] = 4,
+    sequences: Annotated[WholeNumber, Parameter(help="how many to run again")] = 4,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",

@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import lzma
 import os
+import re
 import struct
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -39,8 +40,9 @@ def read_arrays(
     """Read every array of an .npz (or the one of an .npy, under the name ``""``) and the file's sha256.
 
     ``known`` limits the names an .npz may hold, ``only`` (None: all) the arrays that are read of it. Peak memory is the
-    arrays as stored. Raises InputError, one line, for a file that is missing, no regular file, truncated, damaged,
-    holds object arrays (never unpickled) or unknown names.
+    arrays as stored. The hash is that of the bytes that were read. Raises InputError, one line, for a file that is
+    missing, no regular file, truncated, damaged, written to meanwhile, of another kind, that holds object arrays (never
+    unpickled) or unknown names.
     """
     name = shown(path)
     try:
@@ -55,18 +57,44 @@ def read_arrays(
         raise InputError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     with handle:
         try:
-            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-            handle.seek(0)
-            return dict(_members(handle, name, known, only)), sha256
+            before = _sha256(handle)
+            arrays = dict(_members(handle, name, known, only))
+            if _sha256(handle) != before:
+                raise InputError(f"{name}: changed while it was read; expected a file that nothing writes to")
+            return arrays, before
         except InputError:
             raise
         except _DAMAGE as error:
-            reason = str(error).split("\n")[0] or type(error).__name__
+            nature = "" if isinstance(error, OSError | MemoryError) else _nature(handle)
+            reason = nature or str(error).split("\n")[0] or type(error).__name__
             raise InputError(f"{name} ({size} bytes): truncated or not an npz ({reason})") from None
 
 
+def _sha256(handle: IO[bytes]) -> str:
+    """The hash of an open file, which is left at its start."""
+    handle.seek(0)
+    digest = hashlib.file_digest(handle, "sha256").hexdigest()  # type: ignore[arg-type]
+    handle.seek(0)
+    return digest
+
+
+def _nature(handle: IO[bytes]) -> str:
+    """What a file that is no archive of arrays seems to be; empty where nothing is known."""
+    handle.seek(0)
+    start = handle.read(4096)
+    if not start:
+        return "an empty file"
+    if start[:1] == b"\x80":
+        return "a pickle, as .pt and .pkl files are; pickles are never read: save arrays by numpy.savez"
+    if start.lstrip()[:1] in (b"{", b"["):
+        return "JSON text, as an engine answers; expected its routes as integer arrays"
+    if re.fullmatch(rb"[A-Za-z0-9+/\s]{16,}=*\s*", start) and not start.strip().isalpha():
+        return "base64 text, as an engine answers; expected its routes decoded, as integer arrays"
+    return ""
+
+
 def _members(
-    handle: Any, name: str, known: frozenset[str] | None, only: frozenset[str] | None
+    handle: IO[bytes], name: str, known: frozenset[str] | None, only: frozenset[str] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, array) of an open .npz or .npy file."""
     start = handle.read(6)
@@ -76,6 +104,10 @@ def _members(
         return
     with zipfile.ZipFile(handle) as archive:
         members = archive.namelist()
+        if not members:
+            raise InputError(f"{name}: an empty archive, expected .npy members")
+        if any(member.endswith("data.pkl") for member in members):
+            raise InputError(f"{name}: a PyTorch file (.pt), expected an .npz: save its tensors by numpy.savez")
         for member in members:
             array = member.removesuffix(".npy")
             if array == member:
@@ -92,26 +124,17 @@ def _members(
                 yield member.removesuffix(".npy"), _array(stream, name, member.removesuffix(".npy"))
 
 
-def _array(stream: Any, name: str, array: str) -> np.ndarray:
-    """Read one .npy stream; object arrays are refused by name before anything of them is read."""
-    version = npy.read_magic(stream)
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran_order, dtype = read_header(stream)
-    if dtype.hasobject:
-        raise InputError(f"{name}: array {array!r} holds Python objects; object arrays are not accepted")
-    values = np.empty(shape[::-1] if fortran_order else shape, dtype)
-    # 0-d and empty arrays have no buffer to fill row by row; one view of bytes serves all shapes.
-    view = values.reshape(-1).view(np.uint8) if values.size and dtype.itemsize else np.empty(0, np.uint8)
-    done = 0
-    while done < len(view):
-        block = stream.read(min(1 << 20, len(view) - done))
-        if not block:
-            raise EOFError(f"array {array!r} ends early")
-        view[done : done + len(block)] = np.frombuffer(block, np.uint8)
-        done += len(block)
+def _array(stream: IO[bytes], name: str, array: str) -> np.ndarray:
+    """Read one .npy stream to its end, where an archive checks it; object arrays are refused by name, never read."""
+    try:
+        values: np.ndarray = npy.read_array(stream, allow_pickle=False)
+    except ValueError as error:
+        if "Object arrays" in str(error):
+            raise InputError(f"{name}: array {array!r} holds Python objects; object arrays are not accepted") from None
+        raise
     if stream.read(1):
         raise ValueError(f"array {array!r} is longer than its header says")
-    return values.T if fortran_order else values
+    return values
 
 
 def integers(array: np.ndarray, dtype: Any, where: str) -> np.ndarray:

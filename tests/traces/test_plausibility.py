@@ -1,11 +1,14 @@
 """Doubts about valid traces: what no real run does is told, wherever it stands; real routing gives no doubts."""
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.support.places import REPOSITORY
 from tests.support.records import routes
 from tests.support.strategies import make_trace
+from traces.__main__ import main
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
 from traces.trace import Trace
@@ -95,3 +98,15 @@ def test_a_part_of_a_trace_is_judged_by_itself():
     trace = make_trace(ids, n_experts=8, sequence=sequence)
     assert doubts(trace.take(np.array([0]))) == []
     assert doubts(trace.take(np.array([1])))[0].startswith("all rows take the same experts")
+
+
+def test_info_and_convert_tell_doubts(tmp_path, capsys):
+    ids = varied()
+    ids[:40:2] = [0, 1]
+    np.savez(tmp_path / "r.npz", routed_experts=ids, n_experts=8, layer_ids=np.arange(4))
+    assert main(["convert", str(tmp_path / "r.npz"), "-o", str(tmp_path / "t.npz"), "--model", "toy"]) == 0
+    assert "warning: 20 of 100 rows are identical" in capsys.readouterr().err
+    assert main(["info", str(tmp_path / "t.npz"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["doubts"][0].startswith("20 of 100 rows are identical")
+    assert main(["info", str(tmp_path / "t.npz")]) == 0
+    assert "doubtful" in capsys.readouterr().out

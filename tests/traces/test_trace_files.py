@@ -17,6 +17,7 @@ from ground.errors import InputError
 from tests.support.places import REPOSITORY
 from tests.support.strategies import make_trace
 from tests.support.trace_files import full_trace, one_line, refused, stored
+from traces import arrays
 from traces.__main__ import main
 from traces.statistics.info import describe
 from traces.trace import Trace, validate
@@ -57,6 +58,22 @@ def test_one_error_class_for_all_bad_files(kind, tmp_path, capsys):
     line = refused(path, capsys)
     if kind in ("empty", "text", "other zip"):
         assert f"({path.stat().st_size} bytes): truncated or not an npz" in line
+
+
+def test_a_file_that_changes_in_place_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    """The hash in a report must be that of the data which were read: neither of the old ones nor of the new."""
+    path, other = tmp_path / "t.npz", tmp_path / "other.npz"
+    make_trace([0, 1], n_experts=2).save(path)
+    make_trace([1, 0], n_experts=2).save(other)
+    members = arrays._members
+
+    def changing(*arguments):
+        path.write_bytes(other.read_bytes())
+        yield from members(*arguments)
+
+    monkeypatch.setattr(arrays, "_members", changing)
+    with pytest.raises(InputError, match=r"t\.npz: changed while it was read"):
+        Trace.load(path)
 
 
 def test_damaged_bytes_never_escape_as_another_error(tmp_path):

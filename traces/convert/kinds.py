@@ -23,6 +23,7 @@ from traces.convert.shapes import (
     resolve_layers,
     unlike_model,
 )
+from traces.models.known import builtin, resolve_model
 from traces.trace import Trace
 
 __all__ = ["Given", "convert_file"]
@@ -53,6 +54,21 @@ def convert_file(path: str | Path, output: str | Path, *, kind: str | None = Non
         trace.meta["converted"] = {"file": Path(name).name, "sha256": sha256, "kind": kind}
     trace.save(output)
     return trace
+
+
+def replay_needs(trace: Trace) -> list[str]:
+    """What ``python -m sim replay`` will have to be told of this trace, in a line; none for a model that is known."""
+    try:
+        resolve_model(trace.meta["model"], trace.layers)
+    except InputError as error:
+        name = trace.meta["model"]["name"]
+        if builtin(name) is not None or "config" in trace.meta["model"]:
+            return [f"replay will refuse it: {error}"]
+        return [
+            f"{name} is not built in: replay will need --model, a built-in name or a config.json; convert with --model "
+            "config.json writes it into the trace"
+        ]
+    return []
 
 
 def recognise(arrays: Collection[str]) -> str:

@@ -75,8 +75,10 @@ def read_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     inner = config.get("text_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise InputError(f"{name}: text_config is {inner!r}; expected a JSON object")
-    # What a composite config says of all its parts (type of the numbers, quantisation) stands outside the text part.
-    fields = Fields({**config, **{k: v for k, v in (inner or {}).items() if v is not None}}, name)
+    # What a composite config says of all its parts (type of the numbers, quantisation) stands outside the text part, and
+    # what it says of the model's two ends counts.
+    whole = {k: config[k] for k in ("tie_word_embeddings",) if inner and config.get(k) is not None}
+    fields = Fields({**config, **{k: v for k, v in (inner or {}).items() if v is not None}, **whole}, name)
     model_type = fields.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in READERS:
         raise fields.fail("model_type", f"one of {', '.join(READERS)}")
@@ -309,6 +311,10 @@ READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "granitemoeshared": _granite_shared,
     "qwen2_moe": _qwen2,
     "qwen3_moe": _qwen,
+    # The text part of models that see or hear.
+    "qwen3_vl_moe_text": _qwen,
+    "qwen3_omni_moe_text": _qwen,
+    "glm4v_moe_text": _deepseek_moe,
     "deepseek": _deepseek_moe,
     "glm4_moe": _deepseek_moe,
     "dots1": _deepseek_moe,

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from ground.files import atomic_path
 from ground.text import as_is
+from traces.layer_numbers import listed
+from traces.plausibility import doubts
 from traces.statistics.routing import show_statistics
 from traces.statistics.separation import separation
 from traces.trace import DECODE, PREFILL, Trace
@@ -67,6 +69,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         **{key: meta.get(key) for key in ("captured", "text", "decoding", "software", "hardware", "embedding")},
         "converted": meta.get("converted"),
         "notes": list(meta.get("notes", [])),
+        "doubts": doubts(trace),
     }  # fmt: skip
 
 
@@ -148,7 +151,7 @@ def _table(fact: dict[str, Any]) -> Table:
     numbers = fact["layer_numbers"]
     distinct = fact["distinct_experts"]
     lines = {
-        "model": f"{fact['model']}: {fact['layers']} routed layers ({_ranges(numbers)}) x {fact['experts']} experts, "
+        "model": f"{fact['model']}: {fact['layers']} routed layers ({listed(numbers)}) x {fact['experts']} experts, "
         f"top-{fact['top_k']}",
         "expert size": None if sizes is None else _sizes(sizes),
         "rows": f"{rows['all']:,}: {rows['prefill']:,} prefill, {rows['decode']:,} decode",
@@ -175,6 +178,8 @@ def _table(fact: dict[str, Any]) -> Table:
             table.add_row(name, as_is(line))
     for note in fact["notes"]:
         table.add_row("note", as_is(note))
+    for doubt in fact["doubts"]:
+        table.add_row("doubtful", as_is(doubt))
     return table
 
 
@@ -186,13 +191,6 @@ def _domain_table(domains: dict[str, dict[str, int]]) -> Table:
     for domain, splits in domains.items():
         table.add_row(as_is(domain), str(splits["profile"]), str(splits["eval"]))
     return table
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Layer numbers in words: 1-26, or 1, 3, 5."""
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 def _sizes(sizes: list[int]) -> str:
