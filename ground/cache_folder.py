@@ -1,4 +1,4 @@
-"""Where things that are dear to make and cheap to make again are kept between runs."""
+"""The folder where results that take long to make are kept between runs; losing it only costs time."""
 
 import os
 import tempfile

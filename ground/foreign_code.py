@@ -10,7 +10,7 @@ from ground.errors import InputError
 from ground.text import first_words
 
 DEBUG = "MOE_REPLAY_DEBUG"
-"""Environment variable: set, an exception in somebody's model or policy comes through with its traceback."""
+"""Environment variable: set, an exception of a model or policy comes through with its traceback."""
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _MOST = 1000

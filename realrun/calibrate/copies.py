@@ -62,7 +62,7 @@ def copy_times(
 ) -> Copies:
     """Copies of each of ``sizes`` between host and device, one alone and each of a row.
 
-    Those of memory that is not ``pinned`` are slow and noisy, and nobody waits for a long series of them: their rows
+    Those of memory that is not ``pinned`` are slow and noisy, and a long series of them would take minutes: their rows
     are short, and repeated less.
     """
     host, row = (memory.pinned, ROW) if pinned else (memory.pageable, SHORT_ROW)
@@ -229,7 +229,7 @@ class Traffic:
         self._under_way: deque[Event] = deque()
 
     def keep(self) -> None:
-        """Hand over what is missing; whoever measures calls this again before `AHEAD` copies can be over."""
+        """Start copies until `AHEAD` are under way; to be called again before those can be over."""
         while self._under_way and self._under_way[0].query():
             self._under_way.popleft()
         while len(self._under_way) < self.AHEAD:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
 from realrun.calibrate.timing import Key, Timing, Work, bursts
+from realrun.device.cuda_graph import captured
 from realrun.device.torch_device import the_device, the_torch
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SLEEP_HZ = 1.8e9
 """About the rate of the clock that a sleep is counted in."""
 
 PAUSE_NS = 10_000
-"""What lies between two looks at the clock, if it is longer, was somebody else's."""
+"""Time between two looks at the clock that is longer went to another process."""
 
 
 class Machine:
@@ -139,22 +140,7 @@ class Machine:
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """``work`` as a CUDA graph, ready to be replayed; on the CPU ``work`` itself."""
-        if not self.cuda:
-            return work
-        side = self.torch.cuda.Stream()
-        side.wait_stream(self.torch.cuda.current_stream())
-        with self.torch.cuda.stream(side):  # libraries allocate their workspaces outside the capture
-            for _ in range(2):
-                work()
-        self.torch.cuda.current_stream().wait_stream(side)
-        captured = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(captured):
-            work()
-
-        def replay(_inputs: Callable[[], Any] = work) -> None:
-            captured.replay()  # a graph knows addresses alone: what lies there must live as long
-
-        return replay
+        return captured(work) if self.cuda else work
 
     def interrupted(self, seconds: float = 0.25) -> str:
         """In words: how much of the time others have the processor of a thread that never rests, how long at most."""
@@ -187,7 +173,7 @@ class Machine:
 
 
 def _told(device: "torch.device") -> dict[str, str]:
-    """What the driver says of itself and of the GPU's link; nothing where nobody tells."""
+    """What the driver says of itself and of the GPU's link; nothing where it does not answer."""
     import subprocess
 
     asked = "driver_version,pcie.link.gen.max,pcie.link.width.max"

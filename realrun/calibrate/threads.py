@@ -2,8 +2,8 @@
 
 Threads that have done their part look for more before they sleep: those of NumPy's BLAS for 0.1 s. If there are as many
 as processors, the threads of the library that comes next share processors with them, and a product that waits for the
-last of its threads takes a time slice of the operating system, some 8 ms, whatever its size. So whoever has its turn
-begins when this process is at rest. Where others keep processors busy, one thread is quicker than several for the same
+last of its threads takes a time slice of the operating system, some 8 ms, whatever its size. So each library begins
+when this process is at rest. Where others keep processors busy, one thread is quicker than several for the same
 reason.
 """
 
@@ -41,7 +41,7 @@ def by_threads(library: str, settle: Callable[[int], Any], most: int, work: Mapp
 
 
 def torch_ways(machine: Machine, work: Mapping[Key, Work]) -> list[Way[Key]]:
-    """``work`` of torch's; whoever times it gives torch its threads back."""
+    """``work`` of torch's; `host_times` gives torch its threads back."""
     return by_threads("torch", machine.torch.set_num_threads, machine.torch.get_num_threads(), work)
 
 

@@ -2,7 +2,7 @@
 
 What is launched is what a run launches (`realrun.engine.predicting.Predictions`), and the host looks for the answer as
 a run does. That takes longer than the kernel by the launch, the copy of the answer and the event, and longer still
-while copies to the device go on. The device is idle before each, as it is once a route is known, and has read so much
+while copies to the device go on. Before each the device is idle, as it is when a route is known, and has read so much
 else that no table is found in its cache, as experts do it.
 """
 

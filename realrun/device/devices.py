@@ -1,8 +1,8 @@
 """Where a run happens: a GPU's streams and events, or the same of a CPU.
 
-A stream does what it is given one after another, beside the host. A device has two: one that computes and one that
-copies. Everything a run does on a device goes through them, so that the engine is one and the same on a GPU and on a
-CPU, where each stream is a thread and a copy is a copy from one buffer to another.
+A stream does what it is given one after another, beside the host. A device has three: one computes, one copies, one
+makes predictions beside the step. Everything a run does on a device goes through them, so that the engine is the same
+on a GPU and on a CPU, where a stream is a thread and a copy goes from one buffer to another.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Stream(Protocol):
         """Have ``work(*arguments)`` done after all that was launched before; returns at once."""
 
     def record(self, again: Any = None) -> Event:
-        """The point after all that was launched so far; ``again`` is an event that nobody waits for any more."""
+        """The point after all that was launched so far; ``again`` is an event to use anew, which must be over."""
 
     def mark(self) -> Event:
         """The same, with the time at which it is passed; see ``Device.between``."""

@@ -1,9 +1,9 @@
 """Launch a Triton kernel past Triton's own dispatch, which takes several times as long as the launch.
 
 Triton looks at every argument of every launch to choose a compiled kernel. Where a caller always passes arguments of
-the same kinds, the kernel that the first launch chose is the right one for all: it is launched by itself, addresses
-given as numbers. That way is the launcher's own and could change with Triton, so whoever uses it compares both ways'
-results first and keeps to Triton's if they differ.
+the same kinds, the kernel that the first launch chose is the right one for all. It is launched by itself, addresses
+given as numbers. Another version of Triton could break that way. So a caller compares the results of both ways first,
+and keeps to Triton's own if they differ.
 """
 
 from typing import TYPE_CHECKING, Any

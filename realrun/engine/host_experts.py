@@ -2,7 +2,7 @@
 
 The states of a call are fetched to the host, a thread computes its experts one after another as their weights lie in
 pinned memory, and their outputs are copied back to the rows of their pairs. The thread touches host memory alone: what
-concerns the device is done by the thread that looks after it, which shares the device's driver with nobody.
+concerns the device is done by the run's own thread, so that the device's driver serves one thread only.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

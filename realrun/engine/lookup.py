@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ground.errors import InputError
+from realrun.device.cuda_graph import captured
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ def check(tables: "torch.Tensor", query: "torch.Tensor", k: int) -> None:
 
 def graphed(tables: "torch.Tensor", query: "torch.Tensor", k: int) -> Nearest:
     """`eager` as a CUDA graph: reads ``query`` in place, gives the same two tensors each time."""
-    return _captured(lambda: eager(tables, query, k))
+    return captured(lambda: eager(tables, query, k))
 
 
 class Fused:
@@ -105,27 +106,7 @@ class Fused:
 
     def graph(self) -> Nearest:
         """As a CUDA graph."""
-        return _captured(self.launch)
-
-
-def _captured(work: Nearest) -> Nearest:
-    import torch
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = work()
-
-    def replay(_inputs: Nearest = work) -> "tuple[torch.Tensor, torch.Tensor]":
-        graph.replay()  # a graph knows addresses alone: what lies there must live as long
-        return result
-
-    return replay
+        return captured(self.launch)
 
 
 def _power_of_two(least: int) -> int:

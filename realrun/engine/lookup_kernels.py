@@ -58,18 +58,9 @@ def _score_block(
 
 @triton.jit
 def _nearest(
-    keys,
-    maxima,
-    best,
-    found,
-    entries,
-    blocks,
-    table,
-    K: tl.constexpr,
-    ROOM: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    keys, maxima, best, found, entries, blocks, table, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """The ``K`` largest keys of one table, from all blocks' maxima and the keys of the best blocks.
 
     ``ROOM`` and ``BLOCKS`` are powers of two, at least ``K`` and the number of blocks.
@@ -104,39 +95,18 @@ def score_blocks(
 
 @triton.jit
 def reduce_blocks(
-    keys,
-    maxima,
-    best,
-    found,
-    entries,
-    blocks,
-    K: tl.constexpr,
-    ROOM: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    keys, maxima, best, found, entries, blocks, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Second of two kernels: grid (tables,)."""
     _nearest(keys, maxima, best, found, entries, blocks, tl.program_id(0), K, ROOM, BLOCKS, BLOCK)
 
 
 @triton.jit
 def look_up(
-    tables,
-    query,
-    keys,
-    maxima,
-    arrived,
-    best,
-    found,
-    entries,
-    blocks,
-    DIMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    K: tl.constexpr,
-    ROOM: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
+    tables, query, keys, maxima, arrived, best, found, entries, blocks, DIMS: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
     """Both stages in one kernel, grid (blocks, tables): the program that arrives last at its table reduces it.
 
     ``arrived`` (T,) int32 counts arrivals; it is 0 before and after.

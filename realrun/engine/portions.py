@@ -1,11 +1,11 @@
-"""How many experts are launched at once, before somebody looks at the link."""
+"""How many experts are launched before the host looks at the link again."""
 
 from collections.abc import Sequence
 
 AT_ONCE = 8
 """Experts of one row each that one launch of the kernels takes."""
 SEVERAL_AT_ONCE = 2
-"""Experts of several rows that are launched one after the other before somebody looks at the link. Launching one took
+"""Experts of several rows that are launched one after the other before the host looks at the link. Launching one took
 an H200's host some 80 us, half of a copy of 9.4 MB, of which two are handed over ahead: after four the link is dry."""
 
 

@@ -50,9 +50,9 @@ class Costs:
         self._layer = _measured_layer(model, hardware)
         self._wait_ns = self._loop_us("route_wait_us") * 1e3 if software.waits_for_route else 0.0
         self.launch_ns = self._loop_ns("launch_us")
-        """Before experts that are there begin, once a route is known."""
+        """From the moment a route is known until resident experts begin."""
         self.awaited_extra_ns = self._loop_ns("awaited_extra_us")
-        """What an expert that is waited for takes more than one of those that are there, if there is no curve."""
+        """What an expert that is waited for takes more than a resident one, if there is no curve."""
         self.beside_copy_ns = self._loop_ns("beside_copy_us")
         """What a routed layer takes more if a copy is under way as it begins."""
         self.handover_ns = self._loop_ns("handover_us")

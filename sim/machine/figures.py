@@ -7,15 +7,13 @@ import tomllib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from ground.errors import InputError
 from ground.field_errors import expectation
-
-_Profile = TypeVar("_Profile", bound=BaseModel)
 
 
 class Checked(BaseModel):
@@ -83,6 +81,27 @@ class Curve(Checked):
         return points
 
 
+class Profile(Checked):
+    """What a TOML file holds."""
+
+    @classmethod
+    def parse(cls, text: bytes | str, name: str = "profile") -> Self:
+        """A profile from TOML text. Raises InputError, which ``name`` begins: field, value, what is expected."""
+        try:
+            fields = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name}: not valid TOML: {error}") from error
+        return cls.from_dict(fields, name)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any], name: str = "profile") -> Self:
+        """The same from the tables of TOML."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InputError(f"{name}: {_first_fault(cls, error)}") from error
+
+
 def builtin_names(package: str) -> tuple[str, ...]:
     """Names of the profiles that are built in: the TOML files of ``package``."""
     files = (file.name for file in resources.files(package).iterdir())
@@ -101,23 +120,6 @@ def profile_text(package: str, kind: str, name_or_path: str | Path) -> bytes:
     if path.suffix != ".toml" and not path.is_file():
         raise InputError(f"{kind} {name!r} is unknown; expected a .toml profile or one of {', '.join(known)}")
     return path.read_bytes()
-
-
-def parsed(kind: type[_Profile], text: bytes | str, name: str) -> _Profile:
-    """A profile from TOML text. Raises InputError, which ``name`` begins: field, value, what is expected."""
-    try:
-        fields = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not valid TOML: {error}") from error
-    return validated(kind, fields, name)
-
-
-def validated(kind: type[_Profile], fields: dict[str, Any], name: str) -> _Profile:
-    """The same from the tables of TOML."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(f"{name}: {_first_fault(kind, error)}") from error
 
 
 def _first_fault(kind: type[BaseModel], error: ValidationError) -> str:

@@ -10,18 +10,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from sim.machine.copy_time import CopyTime
-from sim.machine.figures import (
-    Checked,
-    Curve,
-    Figure,
-    Number,
-    Perhaps,
-    builtin_names,
-    parsed,
-    positive,
-    profile_text,
-    validated,
-)  # fmt: skip
+from sim.machine.figures import Checked, Curve, Figure, Number, Perhaps, Profile, builtin_names, positive, profile_text
 from sim.machine.loop_overheads import LoopFigures, LoopOverheads
 
 DEFAULT_HARDWARE = "l40"
@@ -161,7 +150,7 @@ class Measured(Checked):
     """Where they lie on the host."""
 
 
-class Hardware(Checked):
+class Hardware(Profile):
     """One machine. Times are whole nanoseconds, sizes bytes.
 
     A measured machine may bring more: times of whole blocks, which then take the place of the formula of
@@ -197,16 +186,6 @@ class Hardware(Checked):
         valid profile, OSError if a file cannot be read.
         """
         return cls.parse(hardware_text(name_or_path), str(name_or_path))
-
-    @classmethod
-    def parse(cls, text: bytes | str, name: str) -> "Hardware":
-        """A profile from TOML text; ``name`` begins the error."""
-        return parsed(cls, text, name)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any], name: str = "hardware") -> "Hardware":
-        """A profile from the tables of its TOML file; ``name`` begins the error."""
-        return validated(cls, fields, name)
 
     @property
     def gpu_bytes(self) -> int:

@@ -12,17 +12,17 @@ from sim.machine.figures import Checked, Number, Perhaps
 class LoopFigures(Checked):
     """What the loop adds to a routed layer or to an expert, as `realrun.calibrate.loop_overheads` measures it.
 
-    All are microseconds on the GPU's timeline. None is what nobody measured: then nothing is charged.
+    All are microseconds on the GPU's timeline. A figure that is None was not measured, and is not charged.
     """
 
     route_wait_us: Perhaps = None
     """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
     launch_us: Perhaps = None
-    """Microseconds from the moment a route is known until experts that are there begin. Experts that are waited for
-    are launched while their copies run. Left out where `route_wait_us` holds it."""
+    """Microseconds from the moment a route is known until resident experts begin. Experts that are waited for are
+    launched while their copies run. Left out where `route_wait_us` holds it."""
     awaited_extra_us: Perhaps = Field(None, alias="alone_us")
-    """Microseconds that an expert that is waited for takes longer than one of those that are there. It runs alone, they
-    run together."""
+    """Microseconds that an expert that is waited for takes longer than a resident one. It runs alone; resident ones run
+    together."""
     beside_copy_us: Perhaps = Field(None, alias="copying_us")
     """Microseconds that a routed layer takes longer if a copy is under way as its attention begins. The copy takes part
     of the GPU's memory bandwidth and of the host's time."""

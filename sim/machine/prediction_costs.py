@@ -19,7 +19,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ground.errors import InputError
-from sim.machine.figures import Figure, builtin_names, parsed, profile_text
+from sim.machine.figures import Figure, Profile, builtin_names, profile_text
 from sim.machine.hardware import Hardware, Lookups
 
 _BUILT_IN = "sim.machine.software"
@@ -27,7 +27,7 @@ DEFAULT_SOFTWARE = "fast"
 MEASURED: dict[str, Literal["host", "gpu"]] = {"measured": "gpu", "measured-host": "host"}
 
 
-class PredictionCosts(Lookups):
+class PredictionCosts(Lookups, Profile):
     """One way of running predictors: what each operation costs, and where. All results are whole ns, rounded up."""
 
     name: str = Field(min_length=1)
@@ -70,11 +70,6 @@ class PredictionCosts(Lookups):
         where = MEASURED[name]
         costs: Lookups = getattr(hardware.lookups, where)
         return cls(name=name, description=f"as measured on {hardware.name}", where=where, **dict(costs))
-
-    @classmethod
-    def parse(cls, text: bytes | str, name: str = "software") -> "PredictionCosts":
-        """A profile from TOML text; ``name`` begins the error."""
-        return parsed(cls, text, name)
 
     def search_ns(self, hardware: Hardware, entries: int, dims: int, queries: int = 1) -> int:
         """One search of ``queries`` at once among ``entries`` vectors of ``dims``; 0 without entries or queries.

@@ -18,6 +18,12 @@ from sim.policies import Parameters, policy_class, policy_classes
 from traces.models.known import builtin_models, model_spec
 from traces.models.spec import ModelSpec
 
+_MODEL_FIELDS = (
+    "name", "layers", "moe_layers", "hidden", "experts", "top_k", "expert_ffn", "expert_matrices", "expert_parameters",
+    "expert_bytes", "all_expert_bytes", "routed_bytes_per_token", "resident_bytes", "kv_bytes_per_token", "shared_ffn",
+    "dense_ffn", "attention", "windows", "vocab", "tied", "total_parameters", "active_parameters", "source",
+)  # fmt: skip
+
 
 def models_json() -> list[dict[str, Any]]:
     """Every built-in model, as `model_json` gives it."""
@@ -27,31 +33,8 @@ def models_json() -> list[dict[str, Any]]:
 def model_json(name_or_path: str) -> dict[str, Any]:
     """One model, built in or from a config.json: sizes in bytes and weights. Raises as `model_spec` does."""
     spec = model_spec(name_or_path)
-    return {
-        "name": spec.name,
-        "layers": spec.layers,
-        "moe_layers": list(spec.moe_layers),
-        "hidden": spec.hidden,
-        "experts": spec.experts,
-        "top_k": spec.top_k,
-        "expert_ffn": spec.expert_ffn,
-        "expert_matrices": spec.expert_matrices,
-        "expert_parameters": spec.expert_parameters,
-        "expert_bytes": list(spec.expert_bytes),
-        "all_expert_bytes": spec.all_expert_bytes,
-        "routed_bytes_per_token": spec.routed_bytes_per_token,
-        "resident_bytes": spec.resident_bytes,
-        "kv_bytes_per_token": spec.kv_bytes_per_token,
-        "shared_ffn": spec.shared_ffn,
-        "dense_ffn": spec.dense_ffn,
-        "attention": spec.attention.shape,
-        "windows": list(spec.windows),
-        "vocab": spec.vocab,
-        "tied": spec.tied,
-        "total_parameters": spec.total_parameters,
-        "active_parameters": spec.active_parameters,
-        "source": spec.source,
-    }
+    fields = {name: getattr(spec, name) for name in _MODEL_FIELDS} | {"attention": spec.attention.shape}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def models_table() -> Table:
