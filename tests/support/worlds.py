@@ -13,7 +13,6 @@ from sim.eviction import EVICTIONS
 from sim.log import Log
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
-from sim.model.spec import Attention, ModelSpec
 from sim.plan import Discipline, Host, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
 from sim.run.simpy_engine import Run
@@ -21,6 +20,7 @@ from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
 from sim.workload import Schedule, Workload, batched, workload
 from tests.support.strategies import traces
+from traces.models.spec import Attention, ModelSpec
 from traces.trace import DECODE, PREFILL, Trace
 
 MS = 1_000_000
@@ -169,9 +169,9 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     work = workload(trace, model, machine, batched(trace, batch))
     if draw(st.booleans()):
         work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
-    work = dataclasses.replace(work, copying_ns=draw(st.sampled_from([0, 0, 1, 3, 30_000])))
+    work = dataclasses.replace(work, beside_copy_ns=draw(st.sampled_from([0, 0, 1, 3, 30_000])))
     if change := draw(st.sampled_from([0, 0, 1, 20_000, -3, -20_000])):
-        work = dataclasses.replace(work, waited_ns=np.maximum(0, work.expert_ns + change))
+        work = dataclasses.replace(work, awaited_ns=np.maximum(0, work.expert_ns + change))
     most = max(sizes)
     budget = draw(
         st.one_of(
@@ -228,7 +228,7 @@ def planned(draw: st.DrawFn, *, prefill: bool | None = None) -> tuple[World, str
 
 def undemanding(plan: Plan) -> Plan:
     """``plan`` in one pool that any budget makes."""
-    host = None if plan.host is None else dataclasses.replace(plan.host, own=np.zeros(0, np.int64))
+    host = None if plan.host is None else dataclasses.replace(plan.host, reserved=np.zeros(0, np.int64))
     return dataclasses.replace(plan, per_layer=False, gpu_bytes=0, most_bytes=0, host=host)
 
 
@@ -333,6 +333,8 @@ class Witness:
         self._pool = np.array(self.run.cache.pool)
         self._sizes = np.repeat(self.work.expert_bytes, self.work.n_experts)
         self._first = 0
+        self._seen: tuple[bytes, list[int]] | None = None
+        self._loading: list[int] = []
 
     def log(self) -> Log:
         """Run."""
@@ -347,14 +349,22 @@ class Witness:
 
     def _check(self) -> None:
         cache = self.run.cache
+        seen = bytes(cache.state), list(cache.free)
+        if seen != self._seen:
+            self._seen = seen
+            self._check_sizes()
+        for expert in self._loading:
+            assert expert in self.run.link.transfers, "a slot is loading and nothing is on its way to it"
+
+    def _check_sizes(self) -> None:
+        cache = self.run.cache
         state = np.frombuffer(cache.state, np.uint8)
         sizes = np.bincount(self._pool, self._sizes * (state > 0), len(cache.capacity))
         for used, capacity, free in zip(sizes.tolist(), cache.capacity, cache.free, strict=True):
             assert used == capacity - free
             assert 0 <= used <= capacity
         assert state.max() <= max(LOADING, RESIDENT)
-        for expert in np.flatnonzero(state == LOADING).tolist():
-            assert expert in self.run.link.transfers, "a slot is loading and nothing is on its way to it"
+        self._loading = np.flatnonzero(state == LOADING).tolist()
 
     # -- what an observer is told --------------------------------------------------------------------------------
 

@@ -106,10 +106,10 @@ def test_an_unknown_name_lists_those_there_are() -> None:
 
 
 def test_a_report_names_it_and_plans_are_kept_apart_by_it(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setenv("MOE_REPLAY_CACHE", str(tmp_path))
     here = scene(bundled_traces()[0], software="paper", learns=False)
     assert replay(here, "lru").provenance["software"] == "paper"
 
+    monkeypatch.setenv("MOE_REPLAY_CACHE", str(tmp_path))  # compiled code stays where the run above found it
     kind = policy_class("lru")
     monkeypatch.setattr(kind, "keeps_plan", True)
     for name in ("fast", "paper", "paper"):

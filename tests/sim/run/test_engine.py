@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -16,19 +18,31 @@ from tests.support.worlds import Event, Witness, World, digest, plan_of, planned
 BOTH = (PREFILL, DECODE)
 
 
-def witnessed(world: World, plan: Plan) -> tuple[Witness, Log]:
-    witness = Witness(world, plan)
-    return witness, witness.log()
+@dataclass(frozen=True)
+class Watched:
+    """A run that is over, and who saw every event of it."""
+
+    world: World
+    plan: Plan
+    witness: Witness
+    log: Log
+
+
+CHECKS: list[Callable[[Watched], None]] = []
+
+
+def in_every_run(check: Callable[[Watched], None]) -> Callable[[Watched], None]:
+    """Have ``check`` hold of every run that is watched: watching one costs more than all that is checked of it."""
+    CHECKS.append(check)
+    return check
 
 
 # -- conservation ------------------------------------------------------------------------------------------------
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_slots_hold_at_every_event_and_all_tokens_finish(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def slots_hold_at_every_event_and_all_tokens_finish(run: Watched) -> None:
+    world, witness, log = run.world, run.witness, run.log
     cache = witness.run.cache
     assert not any(cache.pinned)
     assert (np.diff(log.finish) >= 0).all()
@@ -36,11 +50,9 @@ def test_slots_hold_at_every_event_and_all_tokens_finish(case: tuple[World, str,
     assert sum(np.diff(world.work.schedule.offsets)) == world.trace.n_rows
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_look_ups_are_distinct_experts_of_calls_and_find_what_was_there(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def look_ups_are_distinct_experts_of_calls_and_find_what_was_there(run: Watched) -> None:
+    world, plan, witness, log = run.world, run.plan, run.witness, run.log
     work = world.work
     rows, offsets = work.schedule.rows, work.schedule.offsets
     distinct = [
@@ -67,11 +79,9 @@ def test_look_ups_are_distinct_experts_of_calls_and_find_what_was_there(case: tu
             assert np.isin(log.found[first:last], (REUSE_HIT, PREFETCH_HIT)).tolist() == hit
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_link_moves_one_thing_at_a_time_and_bytes_add_up(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def link_moves_one_thing_at_a_time_and_bytes_add_up(run: Watched) -> None:
+    world, witness, log = run.world, run.witness, run.log
     stretches = witness.of("transfer")
     ends = 0
     for stretch in stretches:
@@ -85,11 +95,9 @@ def test_link_moves_one_thing_at_a_time_and_bytes_add_up(case: tuple[World, str,
             assert stretch.detail[2], "a demand is never interrupted"
 
 
-@given(planned())
-@settings(max_examples=200)
-def test_every_prefetch_ends_in_one_way(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def every_prefetch_ends_in_one_way(run: Watched) -> None:
+    world, plan, witness, log = run.world, run.plan, run.witness, run.log
     c = log.counters
     _, _, fate = recounted(world.work, witness)
     issued = [sum(e.detail[2] == "issued" and e.phase == phase for e in witness.of("requested")) for phase in BOTH]
@@ -168,14 +176,10 @@ def _stretch(
             landed[expert] = phase
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_what_was_given_up_holds_no_slot(case: tuple[World, str, Plan]) -> None:
+@in_every_run
+def what_was_given_up_holds_no_slot(run: Watched) -> None:
     """Seen in heal-research/SimSharp#45: a request given up without being cancelled kept its slot."""
-    world, _, plan = case
-    run = run_of(world, plan)
-    log = run.log()
-    cache, transfers = run.cache, run.link.transfers
+    cache, transfers = run.witness.run.cache, run.witness.run.link.transfers
     held = [0] * len(cache.capacity)
     for expert, state in enumerate(cache.state):
         held[cache.pool[expert]] += cache.size[expert] if state != ABSENT else 0
@@ -183,17 +187,15 @@ def test_what_was_given_up_holds_no_slot(case: tuple[World, str, Plan]) -> None:
     assert not any(cache.pinned), "nobody is waited for any more"
     loading = {expert for expert, state in enumerate(cache.state) if state == LOADING}
     assert loading == {expert for expert, transfer in transfers.items() if transfer.started}
-    assert len(log.finish) == world.work.schedule.n_steps
+    assert len(run.log.finish) == run.world.work.schedule.n_steps
 
 
 # -- time --------------------------------------------------------------------------------------------------------
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_time_is_compute_stalls_prediction_and_what_copies_cost(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def time_is_compute_stalls_prediction_and_what_copies_cost(run: Watched) -> None:
+    world, plan, witness, log = run.world, run.plan, run.witness, run.log
     begin = np.concatenate([[0], log.finish[:-1]])
     stalls = log.stall_demand + log.stall_late + (log.stall_host if plan.host else 0)
     compute = world.work.compute_ns(world.work.expert_ns * (log.found != HOSTED))
@@ -218,12 +220,10 @@ def longer(work: Workload, witness: Witness) -> np.ndarray:
     return np.array([event.end - event.begin for event in layers]) - work.layer_ns
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_the_link_never_rests_while_the_gpu_waits_for_an_expert(case: tuple[World, str, Plan]) -> None:
+@in_every_run
+def the_link_never_rests_while_the_gpu_waits_for_an_expert(run: Watched) -> None:
     # So no run takes longer than all of its work and all of its copies, one after another.
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+    witness, log = run.witness, run.log
     begin, end = spans(witness.of("transfer"))
     before = np.append(0, np.cumsum(end - begin))
     begin = np.append(begin, log.finish[-1])
@@ -242,28 +242,23 @@ def spans(events: list[Event]) -> np.ndarray:
     return np.array([(event.begin, event.end) for event in events], np.int64).reshape(-1, 2).T
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_a_layer_takes_longer_exactly_where_a_copy_is_under_way_as_it_begins(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    world = dataclasses.replace(world, work=dataclasses.replace(world.work, beside_copy_ns=7))
-    witness, _ = witnessed(world, plan)
+@in_every_run
+def a_layer_takes_longer_exactly_where_a_copy_is_under_way_as_it_begins(run: Watched) -> None:
+    work, witness = run.world.work, run.witness
     stretches = [(event.begin, event.end) for event in witness.of("transfer")]
     begins = [event.begin for event in witness.of("compute") if event.detail[0] == "attention"]
-    for at, more in zip(begins, longer(world.work, witness).tolist(), strict=True):
+    for at, more in zip(begins, longer(work, witness).tolist(), strict=True):
         if any(begin < at < end for begin, end in stretches):
-            assert more == 7
+            assert more == work.beside_copy_ns
         elif not any(begin == at for begin, _ in stretches):
             assert more == 0, "a copy that ends as the layer begins is over"
         else:  # begun at this instant: before the layer, or by a layer that took no time
-            assert more in (0, 7)
+            assert more in (0, work.beside_copy_ns)
 
 
-@given(planned())
-@settings(max_examples=150)
-def test_an_expert_computes_only_when_it_is_there(case: tuple[World, str, Plan]) -> None:
-    world, _, plan = case
-    witness, log = witnessed(world, plan)
+@in_every_run
+def an_expert_computes_only_when_it_is_there(run: Watched) -> None:
+    world, witness, log = run.world, run.witness, run.log
     work = world.work
     costs = {call: dict(zip(ids, ns, strict=True)) for call, ids, ns in _calls(work)}
     there: dict[int, int] = {}
@@ -294,13 +289,20 @@ def _calls(work: Workload) -> list[tuple[int, list[int], list[int]]]:
 # -- a pure function ---------------------------------------------------------------------------------------------
 
 
+@in_every_run
+def two_runs_are_equal_and_watching_changes_nothing(run: Watched) -> None:
+    assert digest(run_of(run.world, run.plan).log()) == digest(run.log)
+
+
 @given(planned())
-@settings(max_examples=150)
-def test_two_runs_are_equal_and_watching_changes_nothing(case: tuple[World, str, Plan]) -> None:
+@settings(max_examples=250)
+def test_what_must_hold_in_every_run_does(case: tuple[World, str, Plan]) -> None:
+    """All of the above of each run: which one does not hold is the last function of the traceback."""
     world, _, plan = case
-    alone = digest(run_of(world, plan).log())
-    assert digest(run_of(world, plan).log()) == alone
-    assert digest(witnessed(world, plan)[1]) == alone
+    witness = Witness(world, plan)
+    run = Watched(world, plan, witness, witness.log())
+    for check in CHECKS:
+        check(run)
 
 
 RANK_AWARE = ("cache-moe", "oracle")
