@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from realrun.calibrate.loop_overheads import shrunk
+from realrun.calibrate.loop_times import shrunk
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.timing import Timing, Work
 from realrun.device.open_device import open_device

@@ -19,7 +19,7 @@ from realrun.calibrate.copies import buffers, copy_times, shared_rates
 from realrun.calibrate.hosted_times import hosted_times
 from realrun.calibrate.layer_times import charged, kind
 from realrun.calibrate.lookup_costs import LookupCosts, Where, lookup_costs
-from realrun.calibrate.loop_overheads import LoopTimes, loop_times, shrunk
+from realrun.calibrate.loop_times import LoopTimes, loop_times, shrunk
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.memory import bandwidth
 from realrun.calibrate.parts import Parts, step

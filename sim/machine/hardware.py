@@ -93,7 +93,7 @@ class Ffn(Curve):
     not in its time."""
 
 
-class LayerTimes(Checked):
+class LayerCurves(Checked):
     """Attention and router of one layer in bf16, measured without waiting for the router's answer."""
 
     hidden: int = Field(ge=1)
@@ -108,7 +108,7 @@ class LayerTimes(Checked):
     """Nanoseconds of a prompt by its rows."""
 
 
-class Layer(LoopFigures, LayerTimes):
+class Layer(LoopFigures, LayerCurves):
     """The same with the loop's figures of this layer's own model. Where one is left out, that of ``software`` counts.
     """
 

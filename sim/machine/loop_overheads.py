@@ -1,6 +1,6 @@
 """What the software of a run adds to what the hardware needs: launching kernels, and the loop around a decode step.
 
-Here a figure of the loop is declared, with its meaning. `realrun.calibrate.loop_overheads` measures it, `Costs` gives
+Here a figure of the loop is declared, with its meaning. `realrun.calibrate.loop_times` measures it, `Costs` gives
 it to a workload, and the engines charge it.
 """
 
@@ -10,7 +10,7 @@ from sim.machine.figures import Checked, Number, Perhaps
 
 
 class LoopFigures(Checked):
-    """What the loop adds to a routed layer or to an expert, as `realrun.calibrate.loop_overheads` measures it.
+    """What the loop adds to a routed layer or to an expert, as `realrun.calibrate.loop_times` measures it.
 
     All are microseconds on the GPU's timeline. A figure that is None was not measured, and is not charged.
     """

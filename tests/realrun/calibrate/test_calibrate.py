@@ -17,7 +17,7 @@ from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not
 from realrun.calibrate.ffn_times import Ffn, ffn_times, ffns
 from realrun.calibrate.layer_times import charged, in_bf16, kind, layer_times, layers_of
 from realrun.calibrate.lookup_costs import lookup_costs
-from realrun.calibrate.loop_overheads import LoopTimes, loop_times, without_loop
+from realrun.calibrate.loop_times import LoopTimes, loop_times, without_loop
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.machine_profile import _loops, _rounded, _software, calibrate, calibrate_command
 from realrun.calibrate.parts import Parts

@@ -15,7 +15,7 @@ import torch
 from ground.errors import InputError
 from realrun.calibrate.copies import buffers, copy_times
 from realrun.calibrate.layer_times import charged, kind
-from realrun.calibrate.loop_overheads import (
+from realrun.calibrate.loop_times import (
     MOST_BYTES,
     SPARE_SLOTS,
     executed,
