@@ -1,8 +1,9 @@
 """Tiny random models of every router family, built from their configuration; the same weights every time."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from tests.support.tiny_moe import WORDS
+from tests.support.tiny_moe import WORDS, tokenizer
 
 _VOCABULARY = 3 + len(WORDS)
 _COMMON: dict[str, Any] = {
@@ -19,47 +20,62 @@ _DEEPSEEK = _LATENT | {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 
-# Family: (configuration class, its fields, the model layers that are routed).
-FAMILIES: dict[str, tuple[str, dict[str, Any], list[int]]] = {
-    "mixtral": ("Mixtral", {"intermediate_size": 32, "num_local_experts": 8, "sliding_window": None}, [0, 1, 2]),
-    "phimoe": ("Phimoe", {"intermediate_size": 32, "num_local_experts": 8, "sliding_window": None}, [0, 1, 2]),
-    "qwen2_moe": (
+
+
+class Tiny(NamedTuple):
+    """A tiny model: its classes' common name, the configuration's fields, and the model layers that are routed.
+
+    ``around`` are fields of the configuration that ``fields`` are the text part of, ``ending`` is that of the model's
+    class.
+    """
+
+    kind: str
+    fields: dict[str, Any]
+    layers: list[int]
+    around: dict[str, Any] | None = None
+    ending: str = "ForCausalLM"
+
+
+FAMILIES: dict[str, Tiny] = {
+    "mixtral": Tiny("Mixtral", {"intermediate_size": 32, "num_local_experts": 8, "sliding_window": None}, [0, 1, 2]),
+    "phimoe": Tiny("Phimoe", {"intermediate_size": 32, "num_local_experts": 8, "sliding_window": None}, [0, 1, 2]),
+    "qwen2_moe": Tiny(
         "Qwen2Moe",
         {"intermediate_size": 48, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32, "num_experts": 8},
         [0, 1, 2],
     ),
-    "qwen3_moe": (
+    "qwen3_moe": Tiny(
         "Qwen3Moe",
         {"intermediate_size": 48, "moe_intermediate_size": 16, "num_experts": 8, "head_dim": 8,
          "mlp_only_layers": [0], "num_hidden_layers": 4},
         [1, 2, 3],
     ),
-    "deepseek_v2": (
+    "deepseek_v2": Tiny(
         "DeepseekV2",
         _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
                      "routed_scaling_factor": 16.0},
         [1, 2],
     ),
     # DeepSeek-MoE-16B: greedy, unnormalised and unscaled; transformers has no class of its own for it.
-    "deepseek_moe_16b": (
+    "deepseek_moe_16b": Tiny(
         "DeepseekV2",
         _DEEPSEEK | {"topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
                      "num_experts_per_tok": 3},
         [1, 2],
     ),
-    "deepseek_v3": (
+    "deepseek_v3": Tiny(
         "DeepseekV3",
         _DEEPSEEK | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "q_lora_rank": 16},
         [1, 2],
     ),
-    "olmoe": ("Olmoe", {"intermediate_size": 16, "num_experts": 8}, [0, 1, 2]),
-    "gpt_oss": (
+    "olmoe": Tiny("Olmoe", {"intermediate_size": 16, "num_experts": 8}, [0, 1, 2]),
+    "gpt_oss": Tiny(
         "GptOss",
         {"intermediate_size": 32, "num_local_experts": 8, "head_dim": 8, "sliding_window": 16,
          "num_experts_per_tok": 3},
         [0, 1, 2],
     ),
-    "granitemoe": ("GraniteMoe", {"intermediate_size": 16, "num_local_experts": 8}, [0, 1, 2]),
+    "granitemoe": Tiny("GraniteMoe", {"intermediate_size": 16, "num_local_experts": 8}, [0, 1, 2]),
 }  # fmt: skip
 
 # Families whose routers have the code of one above; not all are in every version of transformers.
@@ -67,21 +83,65 @@ _GLM = {
     "intermediate_size": 48, "moe_intermediate_size": 16, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1,
     "topk_group": 1, "head_dim": 8, "first_k_dense_replace": 1,
 }  # fmt: skip
-RELATED: dict[str, tuple[str, dict[str, Any], list[int]]] = {
-    "glm4_moe": ("Glm4Moe", _GLM, [1, 2]),
-    "dots1": ("Dots1", _GLM, [1, 2]),
-    "solar_open": ("SolarOpen", _GLM | {"first_k_dense_replace": 0}, [0, 1, 2]),
-    "exaone_moe": (
+_QWEN = {
+    "intermediate_size": 48, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 8,
+    "head_dim": 8, "rope_parameters": None,
+}  # fmt: skip
+_LINEAR = {
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+_MIXED = ["linear_attention", "full_attention", "linear_attention"]
+_INDEXED = {"q_lora_rank": 16, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
+_THREE_PLACES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}
+_SEES = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+    "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "image_size": 16,
+}  # fmt: skip
+_HEARS = {
+    "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 32,
+    "num_mel_bins": 16, "downsample_hidden_size": 8,
+}  # fmt: skip
+RELATED: dict[str, Tiny] = {
+    "glm4_moe": Tiny("Glm4Moe", _GLM, [1, 2]),
+    "dots1": Tiny("Dots1", _GLM, [1, 2]),
+    "solar_open": Tiny("SolarOpen", _GLM | {"first_k_dense_replace": 0}, [0, 1, 2]),
+    "exaone_moe": Tiny(
         "ExaoneMoe",
         {key.replace("n_routed", "num").replace("n_shared", "num_shared"): value for key, value in _GLM.items()},
         [1, 2],
     ),
-    "glm4_moe_lite": ("Glm4MoeLite", _DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": 16}, [1, 2]),
-    "flex_olmo": ("FlexOlmo", {"intermediate_size": 16, "num_experts": 8}, [0, 1, 2]),
-    "granitemoeshared": (
+    "glm4_moe_lite": Tiny("Glm4MoeLite", _DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": 16}, [1, 2]),
+    "flex_olmo": Tiny("FlexOlmo", {"intermediate_size": 16, "num_experts": 8}, [0, 1, 2]),
+    "granitemoeshared": Tiny(
         "GraniteMoeShared",
         {"intermediate_size": 16, "num_local_experts": 8, "shared_intermediate_size": 16},
         [0, 1, 2],
+    ),
+    "deepseek_v32": Tiny("DeepseekV32", _DEEPSEEK | _INDEXED | {"n_group": 4, "topk_group": 2}, [1, 2]),
+    "glm_moe_dsa": Tiny("GlmMoeDsa", _DEEPSEEK | _INDEXED | {"n_group": 1, "topk_group": 1}, [1, 2]),
+    # Layers of linear attention, with caches of their own.
+    "minimax": Tiny(
+        "MiniMax", {"intermediate_size": 32, "num_local_experts": 8, "block_size": 4, "head_dim": 8}, [0, 1, 2]
+    ),
+    "qwen3_next": Tiny("Qwen3Next", _QWEN | _LINEAR, [0, 1, 2]),
+    "qwen3_5_moe": Tiny("Qwen3_5Moe", _QWEN | _LINEAR, [0, 1, 2], {"vision_config": _SEES}, "ForConditionalGeneration"),
+    "granitemoehybrid": Tiny(
+        "GraniteMoeHybrid",
+        {"intermediate_size": 16, "num_local_experts": 8, "shared_intermediate_size": 16, "mamba_n_heads": 4,
+         "mamba_d_state": 8, "mamba_chunk_size": 4, "layer_types": _MIXED},
+        [0, 1, 2],
+    ),
+    # Models that see or hear, here given text.
+    "qwen3_vl_moe": Tiny("Qwen3VLMoe", _QWEN, [0, 1, 2], {"vision_config": _SEES}, "ForConditionalGeneration"),
+    "glm4v_moe": Tiny(
+        "Glm4vMoe", _GLM | {"rope_parameters": _THREE_PLACES}, [1, 2], {"vision_config": _SEES},
+        "ForConditionalGeneration",
+    ),
+    "qwen3_omni_moe": Tiny(
+        "Qwen3OmniMoeThinker", _QWEN, [0, 1, 2],
+        {"vision_config": _SEES, "audio_config": _HEARS, "vision_start_token_id": 60},
+        "ForConditionalGeneration",
     ),
 }  # fmt: skip
 
@@ -92,10 +152,13 @@ def decoder(family: str, **more: Any) -> Any:
     import transformers
 
     torch.set_num_threads(1)  # a tiny model runs no faster on more, and much slower on a busy machine
-    kind, fields, _ = (FAMILIES | RELATED)[family]
-    config = getattr(transformers, f"{kind}Config")(**{**_COMMON, **fields, **more})
+    tiny = (FAMILIES | RELATED)[family]
+    fields = {**_COMMON, **tiny.fields, **more}
+    make = getattr(transformers, f"{tiny.kind}Config")
     torch.manual_seed(7)
-    return randomised(getattr(transformers, f"{kind}ForCausalLM")(config))
+    model = getattr(transformers, f"{tiny.kind}{tiny.ending}")
+    config = make(**fields) if tiny.around is None else make(text_config=fields, **tiny.around)
+    return randomised(model(config))
 
 
 def switch(**more: Any) -> Any:
@@ -127,3 +190,18 @@ def randomised(model: Any) -> Any:
             elif last[-1] == "e_score_correction_bias":
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) * 0.2)
     return model.eval()
+
+
+ALL = (*FAMILIES, *RELATED, "switch")
+
+
+def model_of(family: str) -> Any:
+    """A random model of any of ALL."""
+    return switch() if family == "switch" else decoder(family)
+
+
+def saved(family: str, folder: Path) -> Path:
+    """A checkpoint of a family in ``folder``, with a tokenizer."""
+    model_of(family).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

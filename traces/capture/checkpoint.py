@@ -23,6 +23,7 @@ from traces.models.known import builtin_decoder
 RECORD_FILE = "training.json"
 BASIS_FILE = "embedding_basis.npz"
 
+_NO_MODEL = "not a model that can be captured"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # never pickled weights
 
@@ -68,7 +69,7 @@ def skeleton(folder: Path) -> Any:
     """
     import torch
 
-    with errors_name(str(folder), "not a model that can be captured", "free some"), torch.device("meta"):
+    with errors_name(str(folder), _NO_MODEL, "free some"), _quietly(), torch.device("meta"):
         kind, config = _architecture(folder)
         return kind.from_config(config).eval()
 
@@ -77,16 +78,21 @@ def load_tokenizer(folder: Path) -> Any:
     """A checkpoint's tokenizer. Raises InputError if there is none that transformers can read."""
     from transformers import AutoTokenizer
 
-    with errors_name(str(folder), "no tokenizer that can be read", "free some"):
+    with errors_name(str(folder), "no tokenizer that can be read", "free some"), _quietly():
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _architecture(folder: Path) -> tuple[Any, Any]:
-    """The class that makes models of a checkpoint's kind, and its configuration."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    """The class that makes models of a checkpoint's kind, and its configuration: the part that writes text."""
+    import transformers
 
-    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM, config
+    config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForSeq2SeqLM, config
+    config = getattr(config, "thinker_config", config)  # of a model that speaks as well
+    # Models that see or hear as well as read have classes of their own.
+    kinds = [transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText]
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[0]), config
 
 
 def load(folder: Path, experts_implementation: str | None = None, device: str = "auto") -> tuple[Any, Any]:
@@ -107,13 +113,13 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
     options: dict[str, Any] = {"experts_implementation": experts_implementation} if experts_implementation else {}
     if device == "spread":
         options["device_map"] = "auto"
-    with errors_name(str(folder), "not a model that can be captured", "--device spread may help"), _quietly():
+    with errors_name(str(folder), _NO_MODEL, "--device spread may help"), _quietly():
         kind, config = _architecture(folder)
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
         told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, found = kind.from_pretrained(folder, dtype="auto", local_files_only=True, **told, **options)
+        model, found = kind.from_pretrained(folder, config=config, dtype="auto", local_files_only=True, **told, **options)
         _refuse_made_up(folder, found)
     if device != "spread":
         if device == "auto":

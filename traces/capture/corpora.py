@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground.errors import InputError
+from ground.text import check_text
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,12 @@ def _parse(path: Path, number: int, line: str) -> dict[str, str]:
     """One line as a dict of texts, or InputError naming the line and the field."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: line {number}: not JSON ({error})") from None
     for field in ("source", "prompt", "response"):
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise InputError(f"{path}: line {number}: field {field!r} is missing or no text")
+        check_text(row[field], f"{path}: line {number}: field {field!r}")
     return row
 
 

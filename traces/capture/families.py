@@ -89,25 +89,25 @@ def _named(family: Family, **models: str) -> dict[str, Family]:
 
 FAMILIES: dict[str, Family] = {
     **_named(
-        Family(about="softmax, the top K brought to a sum of 1"),
+        Family(about="softmax, K largest; sum to 1"),
         MixtralTopKRouter="Mixtral", MiniMaxTopKRouter="MiniMax", Qwen3VLMoeTextTopKRouter="Qwen3-VL-MoE",
         Qwen3_5MoeTopKRouter="Qwen3.5-MoE",
     ),
     **_named(
-        Family(normalised=_norm_flag, about="softmax, the top K brought to a sum of 1 if the configuration says so"),
+        Family(normalised=_norm_flag, about="softmax, K largest; sum to 1 if configured"),
         Qwen2MoeTopKRouter="Qwen2-MoE (Qwen1.5-MoE)", Qwen3MoeTopKRouter="Qwen3-MoE", Qwen3NextTopKRouter="Qwen3-Next",
         Qwen3OmniMoeThinkerTextTopKRouter="Qwen3-Omni-MoE (thinker)", OlmoeTopKRouter="OLMoE",
         FlexOlmoTopKRouter="FlexOlmo",
     ),
     **_named(
-        Family(choice=_by_logit, logits=linear, about="top K of the logits, then a softmax over those K"),
+        Family(choice=_by_logit, logits=linear, about="K largest logits, then a softmax of these"),
         GptOssTopKRouter="gpt-oss", GraniteMoeTopKRouter="Granite-MoE", GraniteMoeSharedTopKRouter="Granite-MoE-shared",
         GraniteMoeHybridTopKRouter="Granite-MoE-hybrid",
     ),
     **_named(
         Family(
             choice=_by_logit, normalised=lambda router: False,
-            about="sparse mixer, top 2, each weighed by a softmax of its own: two weights sum to nearly 2",
+            about="sparse mixer, two; sum to nearly 2",
         ),
         PhimoeTopKRouter="Phi-3.5-MoE",
     ),
@@ -115,7 +115,7 @@ FAMILIES: dict[str, Family] = {
     **_named(
         Family(
             logits=_in_float32, groups=_deepseek_v2_groups, normalised=lambda router: False,
-            about="softmax, the top K within the best groups, scaled",
+            about="softmax, K largest of the best groups; scaled",
         ),
         DeepseekV2TopkRouter="DeepSeek-V2",
     ),
@@ -123,7 +123,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             logits=_in_float32, probs=_sigmoid, choice=_corrected, groups=_deepseek_v3_groups, normalised=_norm_flag,
             probabilities="sigmoid of each expert's logit, without the balancing correction; they do not sum to 1",
-            about="sigmoid + correction, the top K within the best groups, normalised if the configuration says so, scaled",
+            about="sigmoid + correction, K largest of the best groups; sum to 1 if configured, scaled",
         ),
         DeepseekV3TopkRouter="DeepSeek-V3", DeepseekV32TopkRouter="DeepSeek-V3.2", Glm4MoeTopkRouter="GLM-4-MoE",
         Glm4MoeLiteTopkRouter="GLM-4-MoE-lite", Glm4vMoeTextTopkRouter="GLM-4V-MoE", GlmMoeDsaTopkRouter="GLM-MoE-DSA",
@@ -133,7 +133,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             read=_switch_read, logits=_switch_logits, given=_switch_given, choice=_by_logit,
             normalised=lambda router: False, matrix="classifier.weight",
-            about="softmax, top 1 weighed by its probability, limited room an expert",
+            about="softmax, the largest one; an expert has limited room",
         ),
         SwitchTransformersTop1Router="Switch",
     ),

@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.files import check_regular
-from ground.text import check_name
+from ground.text import check_name, check_text
 from traces.arrays import shown
 from traces.assemble import split_in_order
 from traces.capture.corpora import DomainText, TextRow, normalised
@@ -35,15 +36,17 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     check_regular(path)
     read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
     domains: dict[str, list[TextRow]] = {}
+    stored = Path(path).read_bytes()
     try:
-        with Path(path).open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))
-                    check_name(row.domain, f"{name}: line {number}: domain")
-                    domains.setdefault(row.domain, []).append(row)
+        text = stored.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8 ({error})") from None
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{name}: line {line}: not UTF-8 ({error})") from None
+    for number, line in enumerate(StringIO(text, newline=None), 1):
+        if line.strip():
+            row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))
+            check_name(row.domain, f"{name}: line {number}: domain")
+            domains.setdefault(row.domain, []).append(row)
     if not domains:
         raise InputError(f"{name}: no prompt in it; expected one a line")
     return [_split(domain, rows, f"prompts of {Path(name).name}") for domain, rows in domains.items()]
@@ -57,7 +60,7 @@ def _json_row(where: str, line: str, domain: str, licence: str) -> TextRow:
     """One line of JSON as a TextRow."""
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from None
     if not isinstance(found, dict) or ("prompt" in found) == ("messages" in found):
         raise InputError(f"{where}: expected an object with either 'prompt' or 'messages'")
@@ -67,6 +70,7 @@ def _json_row(where: str, line: str, domain: str, licence: str) -> TextRow:
     for key, value in text.items():
         if not isinstance(value, str) or (not value.strip() and key in ("prompt", "domain")):
             raise InputError(f"{where}: field {key!r} is {value!r:.40}; expected a text")
+        check_text(value, f"{where}: field {key!r}")
     messages: tuple[tuple[str, str], ...] = ()
     if "messages" in found:
         messages, answer = _conversation(where, found["messages"])
@@ -84,6 +88,8 @@ def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...
         fields = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
         if not all(isinstance(field, str) for field in fields):
             raise InputError(f"{where}: message {index} is {message!r:.60}; expected 'role' and 'content', both texts")
+        for key, field in zip(("role", "content"), fields, strict=True):
+            check_text(field, f"{where}: message {index}: {key!r}")
         turns.append((str(fields[0]), str(fields[1])))
     last = max((index for index, (role, _) in enumerate(turns) if role == "user"), default=None)
     if last is None or len(turns) > last + 2:

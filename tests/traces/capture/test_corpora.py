@@ -89,6 +89,7 @@ def test_banking_is_a_conversation(tmp_path):
         (b"not xz", "not a whole xz file"),
         ("{", "line 1: not JSON"),
         ('{"source": "x", "prompt": 3, "response": ""}', "line 1: field 'prompt'"),
+        (r'{"source": "x", "prompt": "\ud83d", "response": ""}', "line 1: field 'prompt' holds"),
         ("", "0 allowed prompts"),
     ],
 )

@@ -57,6 +57,12 @@ def test_a_lone_prompt_is_for_evaluation(tmp_path):
         ('{"prompt": " "}', "line 2: field 'prompt' is ' '"),
         ('{"prompt": "a", "domain": ""}', "line 2: field 'domain' is ''"),
         (r'{"prompt": "a", "domain": "\u001b[31m"}', r"line 2: domain: '\\x1b\[31m' holds"),
+        (r'{"prompt": "the court \ud83d clause"}', r"line 2: field 'prompt' holds '\\ud83d', half of a character"),
+        (r'{"prompt": "a", "response": "\udc00"}', "line 2: field 'response' holds"),
+        (r'{"prompt": "a", "source": "\ud800 x"}', "line 2: field 'source' holds"),
+        (r'{"prompt": "a", "licence": "\udfff"}', "line 2: field 'licence' holds"),
+        (r'{"messages": [{"role": "user", "content": "x \ud83d"}]}', "line 2: message 0: 'content' holds"),
+        ("[" * 100_000, "line 2: not JSON"),
         ('{"messages": []}', r"line 2: field 'messages' is \[\]"),
         ('{"messages": [{"role": "user"}]}', "line 2: message 0 is"),
         ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: expected a user message"),
@@ -73,9 +79,15 @@ def test_an_empty_file_and_other_bytes_are_refused(tmp_path):
     (tmp_path / "x.txt").write_text("\n \n")
     with pytest.raises(InputError, match=r"x\.txt: no prompt in it"):
         read_prompts(tmp_path / "x.txt")
-    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"x\.txt: not UTF-8"):
-        read_prompts(tmp_path / "x.txt")
+    for before in (b"", b"\xef\xbb\xbf", b"fine\n" * 9_999):
+        (tmp_path / "x.txt").write_bytes(before + b"one\ntwo \xff\n")
+        with pytest.raises(InputError, match=rf"x\.txt: line {before.count(10) + 2}: not UTF-8"):
+            read_prompts(tmp_path / "x.txt")
+
+
+def test_both_halves_of_a_character_are_read(tmp_path):
+    (tmp_path / "x.jsonl").write_text(r'{"prompt": "\ud83d\ude42"}')
+    assert read_prompts(tmp_path / "x.jsonl")[0].eval[0].prompt == "\U0001f642"
 
 
 class Letters:
