@@ -136,6 +136,9 @@ def _check_writable(path: Path, name: str) -> None:
     if _in_place(path):
         return
     folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    there = _first_there(folder)
+    if there.exists() and not there.is_dir():
+        raise InputError(f"{name}: {there} is a file; expected a folder")
     if not folder.is_dir():
         raise InputError(f"{name}: the folder {folder} does not exist; make it first")
     _check_room(folder, name)
@@ -143,12 +146,15 @@ def _check_writable(path: Path, name: str) -> None:
 
 def _check_makeable(folder: Path, name: str) -> None:
     """Raise InputError unless ``folder`` is there, or can be made, and takes files."""
-    there = folder
-    while not os.path.lexists(there):
-        there = there.parent
+    there = _first_there(folder)
     if not there.is_dir():
         raise InputError(f"{name}: {'is' if there == folder else f'{there} is'} a file; expected a folder")
     _check_room(there, name)
+
+
+def _first_there(folder: Path) -> Path:
+    """``folder``, or the nearest of those around it that exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
 def _check_room(folder: Path, name: str) -> None:

@@ -110,28 +110,29 @@ def _gpu(machine: Machine, thorough: Thoroughness, source: str) -> Table:
 
 def _link(machine: Machine, thorough: Thoroughness, source: str, name: str) -> tuple[Table, Table]:
     memory = buffers(machine, thorough.copies, thorough.places)
-    there = copy_times(machine, "h2d", memory, thorough.copies)
-    back = copy_times(machine, "d2h", memory, thorough.copies)
-    slow_there = copy_times(machine, "h2d", memory, thorough.copies, pinned=False)
-    slow_back = copy_times(machine, "d2h", memory, thorough.copies, pinned=False)
+    times = {
+        "h2d": copy_times(machine, "h2d", memory, thorough.copies),
+        "d2h": copy_times(machine, "d2h", memory, thorough.copies),
+        "pageable": copy_times(machine, "h2d", memory, thorough.copies, pinned=False),
+        "pageable_d2h": copy_times(machine, "d2h", memory, thorough.copies, pinned=False),
+    }
     del memory
     shared = shared_rates(machine, thorough.at_once)
     link = {
         "name": name,
-        "h2d": curve(there.alone, f"pinned host to device, one alone; {source}"),
-        "queued": curve(there.queued, f"pinned host to device, one in a row; {source}"),
-        "d2h": curve(back.alone, f"device to pinned host, one alone; {source}"),
-        "pageable": curve(slow_there.alone, f"host to device from memory that is not pinned; {source}"),
+        "h2d": curve(times["h2d"].alone, f"pinned host to device, one alone; {source}"),
+        "queued": curve(times["h2d"].queued, f"pinned host to device, one in a row; {source}"),
+        "d2h": curve(times["d2h"].alone, f"device to pinned host, one alone; {source}"),
+        "pageable": curve(times["pageable"].alone, f"host to device from memory that is not pinned; {source}"),
     }
     details = {
         "copies_us": {
-            "h2d": spread(there.alone), "h2d_queued": spread(there.queued), "d2h": spread(back.alone),
-            "d2h_queued": spread(back.queued), "pageable": spread(slow_there.alone),
-            "pageable_queued": spread(slow_there.queued), "pageable_d2h": spread(slow_back.alone),
-            "pageable_d2h_queued": spread(slow_back.queued),
+            name + suffix: spread(each)
+            for name, copies in times.items()
+            for suffix, each in (("", copies.alone), ("_queued", copies.queued))
         },
         "together_gbps": {key: round(value, 2) for key, value in vars(shared).items()},
-    }  # fmt: skip
+    }
     return link, details
 
 

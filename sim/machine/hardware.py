@@ -109,8 +109,7 @@ class LayerCurves(Checked):
 
 
 class Layer(LoopFigures, LayerCurves):
-    """The same with the loop's figures of this layer's own model. Where one is left out, that of ``software`` counts.
-    """
+    """The same with the loop's figures of this layer's own model; where one is left out, ``software`` has it."""
 
 
 class HostCompute(Checked):

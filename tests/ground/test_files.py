@@ -163,7 +163,8 @@ def test_readers_refuse_a_pipe_without_a_command_line(files):
         ("model", "is a folder"),
         (".", "is the current folder"),
         ("nowhere/a", "nowhere does not exist"),
-        ("trace.npz/a", "trace.npz does not exist"),
+        ("trace.npz/a", "trace.npz is a file; expected a folder"),
+        ("trace.npz/a/b", "trace.npz is a file; expected a folder"),
         ("/proc/a", "/proc may not be written"),  # whatever its permissions say
     ],
 )
