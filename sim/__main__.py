@@ -24,6 +24,7 @@ from ground.text import printable
 from ground.whole_number import WholeNumber
 from sim.plan import Discipline
 from sim.report.metrics import Report
+from sim.run.cold import replay_cold
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
 from sim.run.prepared import replay
@@ -39,11 +40,11 @@ app = App(
     help_on_error=False,
 )
 
-_TracePath = Annotated[Path | None, Parameter(help="a trace, .npz; of several, --mix")]
+_TracePath = Annotated[Path | None, Parameter(help="the trace to replay, .npz; for several use --mix")]
 _Set = Annotated[
     list[str] | None,
     Parameter(
-        name=["--set"], consume_multiple=True, negative=(), help="policy parameters, key=value, as often as needed"
+        name=["--set"], consume_multiple=True, negative=(), help="parameters of the policy, each key=value"
     ),
 ]
 _Json = Annotated[
@@ -63,18 +64,22 @@ class ReplayOptions(SceneOptions):
             consume_multiple=True,
             negative=(),
             show_default=False,
-            help="instead of one trace: several of one model as one workload, their sequences in turn",
+            help="several traces of one model instead of one; their sequences take turns",
         ),
     ] = ()
-    discipline: Annotated[Discipline | None, Parameter(help="order of the link's queue; default: the policy's own")] = (
-        None
-    )
-    chunks: Annotated[
-        WholeNumber | None, Parameter(help="pieces a transfer is cut into; default: the expert's matrices")
+    discipline: Annotated[
+        Discipline | None, Parameter(help="in which order copies wait for the link; default: the policy's own")
     ] = None
-    engine: Annotated[Engine, Parameter(help="what executes a run, all with the same result; auto is the faster")] = (
+    chunks: Annotated[
+        WholeNumber | None, Parameter(help="into how many pieces a copy is cut; default: the policy's own number")
+    ] = None
+    engine: Annotated[Engine, Parameter(help="what executes the run; all give the same result, auto is fastest")] = (
         "auto"
     )
+
+    cold: Annotated[
+        bool, Parameter(negative=(), help="begin each sequence with an empty cache, as published replays do")
+    ] = False
 
     def of(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> "ReplayOptions":
         """These options for one trace, or for those of --mix.
@@ -90,7 +95,8 @@ class ReplayOptions(SceneOptions):
 
     def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:
         """Run one policy. Raises InputError."""
-        return replay(
+        run = replay_cold if self.cold else replay
+        return run(
             here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine, **watching
         )
 
@@ -106,7 +112,7 @@ def replay_command(
     set_: _Set = None,
     options: ReplayOptions = ReplayOptions(),
     json: _Json = None,
-    timeline: Annotated[Path | None, Parameter(help="write a Chrome/Perfetto trace here, .json or .json.gz")] = None,
+    timeline: Annotated[Path | None, Parameter(help="write a Perfetto timeline here, .json or .json.gz")] = None,
 ) -> None:
     """Replay a trace, or several in turn, under one policy and report throughput, hits, latency and the bounds.
 
@@ -125,13 +131,16 @@ def replay_command(
     from sim.report.timeline import timeline as open_timeline
 
     options = options.of(trace, {"--json": json, "--timeline": timeline})
+    if options.cold and timeline is not None:
+        raise InputError("--timeline: shows one run, and --cold makes one of each sequence; expected one of the two")
     policy, *settings = policy.split(",")
     here = scene_of(options, learns=policy_class(policy).learns)
     _announce(here, "simpy" if timeline else options.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with written(json) as write, watch as observer, _progress(here, [policy]) as advance:
         values = values_of([*settings, *(set_ or [])], "--set")
-        result = options.replay(here, policy, values, observer=observer, progress=advance(policy))
+        watching = {} if observer is None else {"observer": observer}
+        result = options.replay(here, policy, values, progress=advance(policy), **watching)
         write(result.to_json())
     if timeline is not None:
         print(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev", file=sys.stderr)
@@ -294,7 +303,7 @@ def software(
     *,
     json: _Json = None,
 ) -> None:
-    """List what predictions cost with each built-in software profile, or show one; every figure with its source.
+    """List the software profiles, which say what predictions cost, or show one; every figure with its source.
 
     For example:
 
@@ -320,7 +329,7 @@ def bench(
     long: Annotated[WholeNumber, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
     json: _Json = None,
 ) -> None:
-    """Measure the engines against each other, a bare SimPy loop and other caches, and print ratios.
+    """Measure how fast the engines are, beside a bare SimPy loop and other caches.
 
     For example:
 

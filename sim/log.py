@@ -67,6 +67,7 @@ class Log:
         stall_host: GPU time spent waiting for the host, a call (S * L,) int64 ns; empty where no expert may run there.
         waited: GPU time of experts that were waited for, beyond what they take where they are there, a call (S * L,)
             int64 ns, maybe below 0; empty where no such difference is made.
+        cold: steps before which the cache was emptied; empty where only the first begins so.
     """
 
     finish: np.ndarray
@@ -77,3 +78,4 @@ class Log:
     counters: Counters
     stall_host: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     waited: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    cold: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -190,7 +190,8 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> C
     late = found[LATE_QUEUED] + found[LATE_IN_FLIGHT]
     misses = found[MISS] + found[HOSTED]
     first = np.zeros(len(work.expert), bool)
-    first[np.unique(work.expert, return_index=True)[1]] = True
+    begun = np.searchsorted(log.cold, work.call // work.n_layers, side="right")
+    first[np.unique(begun * (work.n_layers * work.n_experts) + work.expert, return_index=True)[1]] = True
     c = log.counters
     calls = np.repeat(steps, work.n_layers)
     stall_demand, stall_late = int(log.stall_demand[calls].sum()), int(log.stall_late[calls].sum())
