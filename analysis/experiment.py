@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet
+from ground.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +59,8 @@ class Part:
         given = getattr(inputs, self.traces)
         if given is None:
             return options if self.else_all else None
+        if not given:
+            raise InputError(f"--{self.traces.replace('_', '-')}: expected at least one")
         return replace(options, traces=given)
 
 

@@ -62,6 +62,7 @@ class ExperimentOptions:
         for name in ("traces", "software"):
             if getattr(self, name) is not None and not getattr(self, name):
                 raise InputError(f"--{name}: expected at least one")
+        object.__setattr__(self, "software", tuple(dict.fromkeys(self.software)))  # one named twice is run once
 
     def keep_apart(self, outputs: dict[str, Path | str | None], more: Sequence[Any] = (), **folders: Any) -> None:
         """Refuse outputs that are one of the files read here, or of ``more``. Raises InputError."""

@@ -55,12 +55,9 @@ def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[s
     for key, experiment, _ in _parts():
         if experiment.draw is not None:
             check(experiment, target / f"{key}.png")
-    found: dict[str, Data] = {}
-    for key, experiment, part in _parts():
-        options = part.options(inputs) if only is None or key in only else None
-        data = _data(key, experiment, target, options)
-        if data is not None:
-            found[key] = data
+    wanted = {key: part.options(inputs) if only is None or key in only else None for key, _, part in _parts()}
+    measured = {key: _data(key, experiment, target, wanted[key]) for key, experiment, _ in _parts()}
+    found = {key: data for key, data in measured.items() if data is not None}
     lines = [_written(name, experiment, target, found) for experiment in EXPERIMENTS.values()]
     write_text(page, listed(before, "".join(lines)))
     return page

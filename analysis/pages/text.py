@@ -41,7 +41,7 @@ def read_from(path: Path | None, experiment: Experiment) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if path is None or isinstance(error, InputError):
             raise
         what = f"{type(error).__name__}: {error}".split("\n")[0]

@@ -76,6 +76,10 @@ def test_a_figure_is_the_same_bytes_for_the_same_data(said: Any, folder: Path, t
         (["table", "domoe-overall", "--cache", "much"], "much"),
         (["table", "domoe-overall", "--software", "no-such"], "no-such"),
         (["table", "domoe-overall", "--workers", "0"], "--workers 0; expected at least 1"),
+        (["table", "domoe-limits", "--workers", "0"], "--workers 0; expected at least 1"),
+        (["table", "domoe-limits", "--software"], "--software: expected at least one"),
+        (["table", "domoe-limits", "--traces"], "--traces: expected at least one"),
+        (["report", "domoe", "-o", ".", "--routes"], "--routes: expected at least one"),
         (["table", "domoe-similarity", "--data", "no-such.json"], "no-such.json"),
         (["report", "nothing", "-o", "."], "report 'nothing' is unknown; expected one of domoe"),
         (["report", "domoe", "-o", "no-such-folder"], "no-such-folder: is no folder"),
@@ -118,6 +122,15 @@ def test_damaged_data_is_one_line_whatever_is_damaged(said: Any, folder: Path, t
                 assert err.count("\n") == 1 and [p.name for p in tmp_path.iterdir()] == ["d.json"]
             else:
                 (tmp_path / "f.png").unlink()
+
+
+def test_data_that_divides_by_nothing_is_one_line(said: Any, tmp_path: Path) -> None:
+    whole = json.loads((REPOSITORY / "docs/results/domoe-limits.json").read_text("utf-8"))
+    whole["points"][0]["streaming"] = 0.0
+    damaged = tmp_path / "d.json"
+    damaged.write_text(json.dumps(whole), "utf-8")
+    status, _, err = said("table", "domoe-limits", "--data", damaged)
+    assert status == 2 and err.startswith(f"error: {damaged}: not the data of domoe-limits") and err.count("\n") == 1
 
 
 def test_an_output_does_not_overwrite_an_input(said: Any, folder: Path) -> None:

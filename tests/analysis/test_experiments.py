@@ -300,6 +300,10 @@ def test_what_a_worker_refuses_is_told(options: ExperimentOptions) -> None:
         run([Design(place, "lru"), Design(place, "no-such-policy")], 2)
 
 
+def test_software_named_twice_is_run_once() -> None:
+    assert ExperimentOptions(software=("fast", "paper", "fast")).software == ("fast", "paper")
+
+
 def test_jobs_keep_their_order() -> None:
     assert spread(abs, [-3, 1, -2], 1, "counting") == [3, 1, 2]
 
