@@ -50,3 +50,9 @@ def check_name(name: str, where: str) -> None:
         raise InputError(f"{where}: empty, expected a text")
     if odd := _CONTROL.search(name):
         raise InputError(f"{where}: {name!r:.60} holds {odd[0]!r}, expected text without control characters")
+
+
+def check_text(text: str, where: str) -> None:
+    r"""Raise InputError, saying ``where``, if a text holds a lone surrogate, as JSON's ``\ud83d`` without its half."""
+    if odd := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
+        raise InputError(f"{where} holds {odd!r}, half of a character (an unpaired surrogate); expected whole ones")

@@ -55,7 +55,7 @@ class Index:
         scores, numbers = self._nearest(np.ascontiguousarray(queries, np.float32), k)
         whole = lengths[:, None] * float(self.scale)
         cosine = np.divide(scores, whole, out=np.zeros(scores.shape), where=whole > 0)
-        return numbers, cosine.astype(np.float32)
+        return numbers, np.clip(cosine, -1, 1).astype(np.float32)  # rounding of the keys can lengthen them
 
     def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Exact integer scores and numbers of the nearest, ordered."""

@@ -40,8 +40,8 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     try:
         text = stored.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{name}: line {line}: not UTF-8 ({error})") from None
+        place = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{name}: line {place}: not UTF-8 ({error})") from None
     for number, line in enumerate(StringIO(text, newline=None), 1):
         if line.strip():
             row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))
@@ -89,7 +89,7 @@ def _conversation(where: str, messages: Any) -> tuple[tuple[tuple[str, str], ...
         if not all(isinstance(field, str) for field in fields):
             raise InputError(f"{where}: message {index} is {message!r:.60}; expected 'role' and 'content', both texts")
         for key, field in zip(("role", "content"), fields, strict=True):
-            check_text(field, f"{where}: message {index}: {key!r}")
+            check_text(str(field), f"{where}: message {index}: {key!r}")
         turns.append((str(fields[0]), str(fields[1])))
     last = max((index for index, (role, _) in enumerate(turns) if role == "user"), default=None)
     if last is None or len(turns) > last + 2:

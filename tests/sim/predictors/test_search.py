@@ -81,6 +81,13 @@ def test_cosines_are_within_the_stated_angle(seed: int, dims: int) -> None:
     assert np.abs(cosines[0] - true).max() <= math.sqrt(dims) / 2 / index.scale + 1e-6
 
 
+def test_no_cosine_leaves_its_range() -> None:
+    """A key is rounded and may come out longer than it was: the cosine of a vector with itself was up to 1.00014."""
+    keys = np.random.default_rng(0).integers(-127, 128, (200, 96)).astype(np.int8)
+    _, cosine = Index(keys).search(np.concatenate([keys, -keys]), len(keys))
+    assert cosine.max() == 1 and cosine.min() == -1
+
+
 def test_fewer_keys_than_asked_for_are_all_there_is() -> None:
     """Seen in facebookresearch/faiss#2657, #1206, #1731:
     asking for more neighbours than there are returns -1, the last row.
