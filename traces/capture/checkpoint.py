@@ -91,7 +91,7 @@ def _architecture(folder: Path) -> tuple[Any, Any]:
         return transformers.AutoModelForSeq2SeqLM, config
     config = getattr(config, "thinker_config", config)  # of a model that speaks as well
     # Models that see or hear as well as read have classes of their own.
-    kinds = [transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText]
+    kinds: list[Any] = [transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText]
     return next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[0]), config
 
 
@@ -118,8 +118,8 @@ def load_model(folder: Path, experts_implementation: str | None = None, device: 
         quantised = getattr(config, "quantization_config", None) or {}
         if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, found = kind.from_pretrained(folder, config=config, dtype="auto", local_files_only=True, **told, **options)
+        options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "local_files_only": True}
+        model, found = kind.from_pretrained(folder, config=config, dtype="auto", **options)
         _refuse_made_up(folder, found)
     if device != "spread":
         if device == "auto":

@@ -103,7 +103,10 @@ def passes(
     tables = LengthTables(model)
     longest = max(len(prompt.ids) for prompt in prompts)
     if len(prompts) > 1 and tables.limit is not None and longest + new_tokens - 1 > tables.limit:
-        raise InputError(f"a batch of sequences over {tables.limit} tokens, where positions depend on length: run alone")
+        raise InputError(
+            f"{type(model).__name__}: a batch of sequences that may grow over {tables.limit} tokens, where positions "
+            f"depend on length; expected each of them alone"
+        )
     tables.begin()
     run = _DecoderOnly(model, tables)
     ids, valid = _padded(prompts, pad, model.device, left=True)
@@ -130,7 +133,8 @@ def _encoded_passes(
     run = _decoder_of(model, encoded, valid)
     prompts = [Prompt([start], prompt.response, prompt.number) for prompt in prompts]
     ids, valid = _padded(prompts, pad, model.device, left=True)
-    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, Pass(ids, valid, _positions(valid), True, "decoder"))
+    first = Pass(ids, valid, _positions(valid), True, "decoder")
+    yield from _steps(prompts, new_tokens, decoding, pad, eos, run, first)
 
 
 def _refuse_unknown_tokens(model: Any, prompts: list[Prompt], embedded: int) -> None:

@@ -186,7 +186,9 @@ class Recording:
             one.result.notes += note
 
 
-def _shortage(rows: list[TextRow], split: str, amount: Amount, left_out: int, decoded: int, sequences: int) -> list[str]:
+def _shortage(
+    rows: list[TextRow], split: str, amount: Amount, left_out: int, decoded: int, sequences: int
+) -> list[str]:
     """What to note where a split gave less than was wanted; raises InputError if it gave nothing."""
     what = f"domain {rows[0].domain}"
     if not sequences:

@@ -72,11 +72,12 @@ def cache_name(model: Any) -> str:
 
 def _limits(module: Any) -> dict[str, int]:
     """Tokens up to which a rotary module's frequencies stay the same, by type of layer ("": of all layers)."""
-    kinds, config = getattr(module, "rope_type", None), getattr(module, "config", None)
+    kinds: Any = getattr(module, "rope_type", None)
     found = {}
     for layer_type, kind in (kinds if isinstance(kinds, dict) else {"": kinds}).items():
         if kind == "longrope":
-            parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+            parameters = module.config.rope_parameters
+            parameters = parameters[layer_type] if layer_type else parameters
             found[layer_type] = int(parameters["original_max_position_embeddings"])
         elif isinstance(kind, str) and "dynamic" in kind:
             found[layer_type] = int(module.original_max_seq_len)

@@ -98,7 +98,7 @@ def _refuse_not_finite(routed: RoutedLayer) -> None:
             continue
         place = (~fine).nonzero()[0].tolist()
         raise InputError(
-            f"layer {routed.layer}: router {routed.name}: {field}, entry {place} is {float(tensor[tuple(place)])}; "
+            f"layer {routed.layer}: router {routed.name}: {field}, entry {place} is {tensor[tuple(place)].item()}; "
             f"expected finite numbers in a router"
         )
 

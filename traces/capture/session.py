@@ -71,8 +71,8 @@ def capture(
     """Capture ``domains`` of ``corpora`` with a checkpoint; one trace a domain, paths returned.
 
     ``model_dir`` is a folder or a name on the Hugging Face hub, ``output`` the file of a single domain or the folder of
-    several, ``settings`` those of :class:`CaptureOptions`. Of an encoder-decoder model the decoder's trace has that name and
-    the encoder's ends in ``.encoder.npz``.
+    several, ``settings`` are fields of :class:`CaptureOptions`. Of an encoder-decoder model the decoder's trace has
+    that name and the encoder's ends in ``.encoder.npz``.
 
     Raises InputError for anything wrong with the arguments, the text or the model, before anything is written.
     """

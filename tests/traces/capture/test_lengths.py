@@ -78,7 +78,7 @@ def test_frequencies_of_another_length_would_route_otherwise(tokens):
 def test_sequences_that_may_pass_the_limit_are_never_in_a_batch_with_others():
     model = made("longrope")
     assert LengthTables(model).limit == 32 and LengthTables(made("yarn")).limit is None
-    with pytest.raises(InputError, match="over 32 tokens, where positions depend on length"):
+    with pytest.raises(InputError, match="grow over 32 tokens, where positions depend on length"):
         run(model, [prompt(30), prompt(4)], new_tokens=5)
     run(model, [prompt(28), prompt(4)], new_tokens=5)
 
