@@ -30,7 +30,7 @@ def brute(index: Index, keys: np.ndarray, query: np.ndarray, k: int) -> list[tup
         whole = [round(v * index.scale / length) if length else 0 for v in key]
         found.append((-sum(a * b for a, b in zip(query.astype(int).tolist(), whole, strict=True)), number))
     length = math.sqrt(sum(int(v) ** 2 for v in query)) * index.scale
-    return [(number, -score / length if length else 0.0) for score, number in sorted(found)[:k]]
+    return [(number, max(-1.0, min(1.0, -score / length)) if length else 0.0) for score, number in sorted(found)[:k]]
 
 
 @given(searches())
