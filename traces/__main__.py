@@ -35,13 +35,15 @@ def train(
     corpora: Annotated[Path, Parameter(help="folder of DOMAIN.jsonl.xz files")],
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
     topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
-    minutes: Annotated[float | None, Parameter(help="time budget; default 6 unless --tokens is given")] = None,
-    tokens: Annotated[WholeNumber | None, Parameter(help="token budget")] = None,
+    minutes: Annotated[
+        float | None, Parameter(help="how long to train at most; default: 6, or no limit with --tokens")
+    ] = None,
+    tokens: Annotated[WholeNumber | None, Parameter(help="how many tokens to train on at most")] = None,
     batch: Annotated[WholeNumber, Parameter(help="sequences a step")] = 48,
     length: Annotated[WholeNumber, Parameter(help="tokens a sequence")] = 512,
-    learning_rate: Annotated[float, Parameter(help="highest learning rate")] = 3e-4,
+    learning_rate: Annotated[float, Parameter(help="the highest learning rate of the schedule")] = 3e-4,
     balance: Annotated[float, Parameter(help="weight of the load-balancing loss")] = 0.02,
-    redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start anew")] = 0.25,
+    redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start at random")] = 0.25,
     seed: WholeNumber = 0,
     device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
 ) -> None:
@@ -54,15 +56,15 @@ def train(
         -o minimoe --minutes 6
     ```
     """
-    from traces.training.train import Plan
+    from traces.training.train import TrainingOptions
     from traces.training.train import train as train_model
 
     keep_apart([base, corpora], {}, folders={"--output": (output, [])})
-    plan = Plan(
+    options = TrainingOptions(
         minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
         learning_rate=learning_rate, balance=balance, redrawn=redrawn, seed=seed,
     )  # fmt: skip
-    record = train_model(base, corpora, output, topology=topology, plan=plan, device=device)
+    record = train_model(base, corpora, output, topology=topology, options=options, device=device)
     done = record["training"]
     print(
         f"{output}: {done['trained_tokens']:,} tokens in {done['seconds']:.0f} s, {done['tokens_per_s']:,.0f} a s, "
@@ -78,14 +80,14 @@ def capture(
     ],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace; a folder for several domains")],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to make; a folder for several domains")],
     prompts: Annotated[
         Path | None,
         Parameter(help="your own text: one prompt a line, or .jsonl rows {prompt | messages, response, domain}"),
     ] = None,
-    corpora: Annotated[Path | None, Parameter(help="instead: a folder of DOMAIN.jsonl.xz files")] = None,
+    corpora: Annotated[Path | None, Parameter(help="text by domain instead: a folder of DOMAIN.jsonl.xz")] = None,
     domain: Annotated[
-        list[str] | None, Parameter(help="domains of --corpora", consume_multiple=True, negative=())
+        list[str] | None, Parameter(help="which domains of --corpora", consume_multiple=True, negative=())
     ] = None,
     licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
     profile_tokens: Annotated[
@@ -93,9 +95,9 @@ def capture(
         Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all"),
     ] = None,
     eval_tokens: Annotated[
-        WholeNumber | None, Parameter(help="the same for the evaluation split; 600, else all")
+        WholeNumber | None, Parameter(help="the same for the evaluation split; default: 600 of --corpora, else all")
     ] = None,
-    eval_sequences: Annotated[WholeNumber, Parameter(help="evaluation sequences wanted at least")] = 40,
+    eval_sequences: Annotated[WholeNumber, Parameter(help="least number of evaluation sequences")] = 40,
     prompt_tokens: Annotated[
         WholeNumber | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
     ] = None,
@@ -104,8 +106,8 @@ def capture(
     chunk: Annotated[
         WholeNumber,
         Parameter(
-            help="most rows run together, which bounds memory: small ones cost time. Longer prompts go in pieces, but "
-            "whole through an encoder"
+            help="most rows that run together. Fewer need less memory and more time. A longer prompt runs in pieces, "
+            "but whole through an encoder"
         ),
     ] = (4096),
     decoding: Annotated[
@@ -114,11 +116,15 @@ def capture(
     temperature: float = 0.8,
     top_p: float = 0.95,
     template: Annotated[str, Parameter(help="plain, or chat: the tokenizer's own template")] = "plain",
-    embedding: Annotated[str, Parameter(help="auto, none, or dimensions x bits such as 96x3")] = "auto",
+    embedding: Annotated[
+        str, Parameter(help="how embeddings are stored: auto, none, or dimensions x bits such as 96x3")
+    ] = "auto",
     probs: Annotated[
-        WholeNumber | None, Parameter(help="router probabilities kept of each route, the largest; default: all")
+        WholeNumber | None, Parameter(help="keep so many router probabilities of each route, the largest; default: all")
     ] = None,
-    basis: Annotated[Path | None, Parameter(help="embedding basis; default: beside the checkpoint")] = None,
+    basis: Annotated[
+        Path | None, Parameter(help="file of the embeddings' projection; default: beside the checkpoint")
+    ] = None,
     statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
     experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
@@ -184,7 +190,7 @@ def convert(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    kind: Annotated[str | None, Parameter(help="gpt-oss, esft, device or serving; default: told by its arrays")] = None,
+    kind: Annotated[str | None, Parameter(help="gpt-oss, esft, device or serving; default: by its arrays")] = None,
     model: Annotated[
         str | None,
         Parameter(help="the model whose costs are charged: a built-in name, or the config.json of any other"),
@@ -235,18 +241,18 @@ def subset(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    profile_tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the profile split")],
-    eval_tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the evaluation split")],
-    eval_sequences: Annotated[WholeNumber, Parameter(help="sequences of the evaluation split, at least")] = 40,
+    profile_tokens: Annotated[WholeNumber, Parameter(help="decode tokens wanted for the profile split")],
+    eval_tokens: Annotated[WholeNumber, Parameter(help="decode tokens wanted for the evaluation split")],
+    eval_sequences: Annotated[WholeNumber, Parameter(help="least number of evaluation sequences")] = 40,
     thin: Annotated[
         WholeNumber | None,
         Parameter(
-            help="leave out gates, the look-ahead of prefill rows, and router probabilities but so many, the largest, "
-            "of decode rows; and pack with LZMA"
+            help="make the file smaller: keep only so many router probabilities of a route, the largest, and of "
+            "prefill rows none; leave out gates and the look-ahead of prefill rows; pack with LZMA"
         ),
     ] = None,
 ) -> None:
-    r"""Keep the first sequences of each domain and split of traces, whole, until both counts suffice; say so in meta.
+    r"""Make a smaller trace: the first sequences of each domain and split, until there are as many tokens as wanted.
 
     For example:
 
@@ -297,7 +303,7 @@ def verify(
     /,
     *,
     model: Annotated[
-        str | None, Parameter(help="the checkpoint it was captured from: run some sequences again")
+        str | None, Parameter(help="the checkpoint it was captured from, to run some sequences again")
     ] = None,
     sha256: Annotated[str | None, Parameter(help="the hash that the file must have")] = None,
     sequences: Annotated[WholeNumber, Parameter(help="how many to run again")] = 4,
@@ -305,7 +311,7 @@ def verify(
     adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
     device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
 ) -> None:
-    """Check a trace's every array, its hash, and its routes against the model they came from.
+    """Check every array of a trace, its hash, and its routes against the model that they came from.
 
     Sequences are run again one by one on the recorded tokens. A few routes may differ, because a batch of one adds in
     another order than the batch that was captured; what differs is counted and explained.
@@ -331,7 +337,7 @@ def verify(
 
 @app.command
 def compare_routing(
-    traces: Annotated[list[Path], Parameter(help="traces of the small model")],
+    traces: Annotated[list[Path], Parameter(help="traces of the small models")],
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the statistics, JSON")],
@@ -343,9 +349,9 @@ def compare_routing(
         list[Path] | None,
         Parameter(help="routing records of training seeds (capture --statistics)", consume_multiple=True, negative=()),
     ] = None,
-    document: Annotated[Path | None, Parameter(help="a text whose marked tables are replaced")] = None,
+    document: Annotated[Path | None, Parameter(help="a document to write the tables into, between its marks")] = None,
 ) -> None:
-    r"""Put the routing of a small trained model beside that of large published ones, and of its training seeds.
+    r"""Compare the routing of small trained models with that of published large ones, and of other training seeds.
 
     For example, with published records in the folder `routes`:
 
