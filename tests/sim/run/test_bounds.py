@@ -166,7 +166,7 @@ def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
 
 
 @given(worlds())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_no_builtin_policy_beats_the_bounds(world: World) -> None:
     for name in POLICIES:
         for values in CHOICES.get(name, [{}]):
