@@ -10,6 +10,7 @@ since a device that was idle is slower to begin.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -17,6 +18,7 @@ from ground.errors import InputError
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.timing import Key, Timing, Work
 from realrun.engine.experts import Experts, Rows
+from realrun.engine.layers import feed_forward
 from realrun.engine.loop import undisturbed
 from realrun.engine.portions import AT_ONCE
 from traces.models.spec import ModelSpec
@@ -180,33 +182,10 @@ def plain_runs(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = RO
     runs = {}
     for count in rows:
         tokens = machine.random(count, ffn.hidden, scale=1.0)
-        work = [plain_ffn(machine, tokens, *weights) for weights in experts]
+        work = [partial(feed_forward, tokens, *weights) for weights in experts]
         runs[count] = Runs([machine.graph(one) for one in work] if graph else work)
     return runs
 
 
 def _weights(machine: Machine, ffn: Ffn) -> tuple[Any, Any]:
     return machine.random((ffn.matrices - 1) * ffn.width, ffn.hidden), machine.random(ffn.hidden, ffn.width)
-
-
-def weights_of(numbers: Any, ffn: Ffn) -> tuple[Any, Any]:
-    """The matrices of an FFN in a row of bf16 numbers: gate and up (or up alone) in one, then down."""
-    first = ffn.hidden * ffn.width * (ffn.matrices - 1)
-    return numbers[:first].view(-1, ffn.hidden), numbers[first:].view(ffn.hidden, ffn.width)
-
-
-def plain_ffn(machine: Machine, tokens: Any, into: Any, out: Any) -> Callable[[], Any]:
-    """An FFN on ``tokens`` as products, gated where ``into`` is twice as wide as ``out`` takes."""
-    functional = machine.torch.nn.functional
-    gated = into.shape[0] > out.shape[1]
-
-    def run() -> Any:
-        inner = functional.linear(tokens, into)
-        if gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = functional.silu(gate) * up
-        else:
-            inner = functional.relu(inner)
-        return functional.linear(inner, out)
-
-    return run

@@ -171,7 +171,7 @@ class Layers:
         block = self._blocks[layer]
         self._attend(hidden, block, context)
         assert block.ffn is not None
-        hidden.add_(self._run_ffn(_normed(hidden), *block.ffn))
+        hidden.add_(feed_forward(_normed(hidden), *block.ffn))
 
     def _attend(self, hidden: "torch.Tensor", block: _Block, context: int) -> None:
         functional = the_torch().nn.functional
@@ -187,17 +187,7 @@ class Layers:
         hidden.add_(functional.linear(inner, block.out))
 
     def _add_shared(self, step: Step, shared: "tuple[torch.Tensor, torch.Tensor]") -> None:
-        step.hidden.add_(self._run_ffn(step.states, *shared))
-
-    def _run_ffn(self, states: "torch.Tensor", into: "torch.Tensor", out: "torch.Tensor") -> "torch.Tensor":
-        functional = the_torch().nn.functional
-        inner = functional.linear(states, into)
-        if self.model.expert_matrices == 3:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = functional.silu(gate) * up
-        else:
-            inner = functional.relu(inner)
-        return functional.linear(inner, out)
+        step.hidden.add_(feed_forward(step.states, *shared))
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -223,6 +213,18 @@ class Layers:
             self._weights(width // each, self._cached, each),
             self._ffn(model.dense_ffn) if dense else None,
         )
+
+
+def feed_forward(states: "torch.Tensor", into: "torch.Tensor", out: "torch.Tensor") -> "torch.Tensor":
+    """An FFN over ``states`` (n, H), gated where ``into`` is twice as wide as ``out`` (H, F) takes."""
+    functional = the_torch().nn.functional
+    inner = functional.linear(states, into)
+    if into.shape[0] > out.shape[1]:
+        gate, up = inner.chunk(2, dim=-1)
+        inner = functional.silu(gate) * up
+    else:
+        inner = functional.relu(inner)
+    return functional.linear(inner, out)
 
 
 def _fetch(target: "torch.Tensor", source: "torch.Tensor") -> None:

@@ -11,6 +11,7 @@ Both are set against the measured runs of this project, by milliseconds of one l
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,11 +19,11 @@ from typing import Any
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import written
-from realrun.calibrate.ffn_times import Ffn, plain_ffn, weights_of
 from realrun.calibrate.machine import Machine
 from realrun.device.devices import refuse_too_little
 from realrun.device.host_memory import free_host_bytes
-from realrun.engine.experts import expert_size
+from realrun.engine.experts import expert_size, matrices
+from realrun.engine.layers import feed_forward
 from realrun.validate.record import made_by
 from traces.capture.positions import cache_name
 from traces.models.known import model_spec
@@ -137,9 +138,9 @@ def pageable_ms(machine: Machine, model: ModelSpec, calls: int = CALLS) -> float
     torch, k = machine.torch, model.top_k
     stored = [machine.host(size, False) for _ in range(2 * k)]
     slots = [machine.bytes(size) for _ in range(k)]
-    ffn = Ffn(model.hidden, model.expert_ffn, model.expert_matrices)
     rows = machine.random(1, model.hidden, scale=1.0)
-    work = [plain_ffn(machine, rows, *weights_of(slot.view(torch.bfloat16), ffn)) for slot in slots]
+    shape = (model.hidden, model.expert_ffn, model.expert_matrices == 3)
+    work = [partial(feed_forward, rows, *matrices(slot.view(torch.bfloat16), *shape)) for slot in slots]
 
     def layer(call: int) -> None:
         for index, (slot, compute) in enumerate(zip(slots, work, strict=True)):
