@@ -29,11 +29,11 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "sampled": {"layers": "sampled"},
     "adaptive, by layer": {"layers": "adaptive", "chances": "layer"},
 }
-"""Chosen by the objective: its exact minimum, the best of sampled sets, and the minimum with chances told by layer."""
+"""Sets chosen by expected cost: the least of all, the least of sampled ones, the least with errors counted by layer."""
 
 
 def measure(options: ExperimentOptions) -> Data:
-    """DoMoE with predictions at even and at chosen layers, on every model, with every software profile."""
+    """DoMoE with predictions at evenly spaced and at chosen layers, on every model, with every software profile."""
     jobs: list[tuple[str, SceneOptions, str, dict[str, Any]]] = []
     for model, software in product(options.models, options.software):
         sources = next(iter(model.workloads.values()))
@@ -52,7 +52,7 @@ def measure(options: ExperimentOptions) -> Data:
 
 
 def _expected(job: tuple[str, SceneOptions, str, dict[str, Any]]) -> Data:
-    """The objective and what it is made of."""
+    """The expected cost of a set of layers and what it is made of."""
     _, place, _, values = job
     here = scene_at(place)
     setting = Setting(here.model, here.budget, here.profile, here.seed, here.hardware, here.software)

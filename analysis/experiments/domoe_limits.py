@@ -19,7 +19,7 @@ FIGURES = ("Figure 4", "Figure 5")
 
 
 def limits(point: Point, model: ModelSpec, machine: Hardware) -> Data:
-    """What a published point says about link and software, if misses are what crosses the link.
+    """What a published point says about the link, if only misses cross it.
 
     ``streaming``: tokens/s of copying every expert of every token, the link never idle. ``within_hits``: tokens/s if
     misses alone cross it. ``unexplained_ms``: of a token, not spent on misses. ``gbps_streaming``: what the link must

@@ -6,10 +6,12 @@ mistaken for a better one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.entries import having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import legend, panels
@@ -18,7 +20,7 @@ from analysis.published import domoe
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
-from traces.statistics.recall import NEIGHBOURS, recall, vote
+from traces.statistics.recall import NEIGHBOURS, recall, unit_vectors, vote
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,28 +42,23 @@ def nearest(keys: np.ndarray, queries: np.ndarray, count: int) -> tuple[np.ndarr
 
     Best first, ties to the smaller index; all keys if there are fewer. A zero vector is similar to nothing (0).
     """
-    units = _units(keys)
+    units = unit_vectors(keys)
     count = min(count, len(keys))
     similarity, index = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
     for start in range(0, len(queries), _QUERIES):
         part = slice(start, start + _QUERIES)
-        all_of_it = _units(queries[part]) @ units.T
+        all_of_it = unit_vectors(queries[part]) @ units.T
         index[part] = np.argsort(-all_of_it, axis=1, kind="stable")[:, :count]
         similarity[part] = np.take_along_axis(all_of_it, index[part], axis=1)
     return similarity, index
 
 
-def _units(vectors: np.ndarray) -> np.ndarray:
-    vectors = vectors.astype(np.float32)
-    length = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
-    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
-
-
 def agreement(table: Tokens, asking: Tokens, experts: int) -> Data:
-    """How near the table's tokens are to those that ask, and how well their routes fit.
+    """How similar the table's tokens are to those looked up, and how well their routes predict.
 
-    ``cosine``: mean of the NEIGHBOURS most similar; ``same``: share of a token's experts that its nearest neighbour
-    took; ``voted``: share that a similarity-weighted vote of the NEIGHBOURS finds among as many.
+    ``cosine`` is the mean of the NEIGHBOURS most similar. ``same`` is the share of a token's experts that the most
+    similar one took. ``voted`` is the share found by a vote of the NEIGHBOURS, weighted by similarity, which names as
+    many experts.
     """
     similarity, index = nearest(table.embeddings, asking.embeddings, NEIGHBOURS)
     return {
@@ -72,21 +69,21 @@ def agreement(table: Tokens, asking: Tokens, experts: int) -> Data:
 
 
 def _at_level(job: tuple[ModelTraces, int]) -> list[Data]:
-    """What every domain's table answers every domain's questions, at one level: router input of that routed layer."""
+    """The tokens of every domain looked up in the table of every domain, for the routed layer ``level``."""
     model, level = job
     tables, asking, experts = _tokens(model, level)
     return [
-        {"level": level, "table": table.domain, "asking": one.domain, **agreement(table, one, experts)}
-        for one in asking
-        for table in tables
+        {"level": level, "own": one.domain == table.domain, "table": table.domain, "asking": one.domain}
+        | agreement(table, one, experts)
+        for one, table in product(asking, tables)
     ]
 
 
 def _tokens(model: ModelTraces, level: int) -> tuple[list[Tokens], list[Tokens], int]:
-    """Equal tables of all domains, those who ask, and the number of experts.
+    """Equally large tables of all domains, the tokens that are looked up in them, and the number of experts.
 
-    What is known before routed layer ``level`` has its route is the embedding at ``level``: the embedding layer's
-    output for the first, the router input of the layer before for all others.
+    Before routed layer ``level`` has its route, the embedding at ``level`` is known: the embedding layer's output for
+    the first, the router input of the layer before for all others.
     """
     whole = [loaded(source.path) for source in model.sources]
     found: dict[str, dict[str, Tokens]] = {"profile": {}, "eval": {}}
@@ -109,7 +106,7 @@ def _tokens(model: ModelTraces, level: int) -> tuple[list[Tokens], list[Tokens],
 
 
 def measure(options: ExperimentOptions) -> Data:
-    """In-domain against cross-domain neighbours of each model with several domains. Raises InputError if none has."""
+    """Tables of the own and of other domains, for each model with several. Raises InputError if none has."""
     models: list[Data] = []
     for model in options.models:
         tables, asking, _ = _tokens(model, 0)
@@ -135,26 +132,20 @@ def measure(options: ExperimentOptions) -> Data:
 
 
 def _matrix(answers: Sequence[Data], domains: Sequence[str], what: str) -> list[list[float]]:
-    """Mean over levels, [who asks][whose table]."""
-    return [
-        [_mean([a[what] for a in answers if (a["asking"], a["table"]) == (one, other)]) for other in domains]
-        for one in domains
-    ]
+    """Means over layers: a row for the tokens of a domain, a column for a domain's table."""
+    return [[_mean(having(answers, asking=one, table=other), what) for other in domains] for one in domains]
 
 
 def _by_layer(answers: Sequence[Data], layers: int, what: str) -> dict[str, list[float]]:
-    """Mean over domains, a level, of one's own table and of those of others."""
+    """Means over domains for each layer, of the own table and of those of others."""
     return {
-        whose: [
-            _mean([a[what] for a in answers if a["level"] == level and (a["asking"] == a["table"]) == own])
-            for level in range(layers)
-        ]
+        whose: [_mean(having(answers, level=level, own=own), what) for level in range(layers)]
         for whose, own in (("own", True), ("other", False))
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return round(float(np.mean(values)), 4)
+def _mean(answers: Sequence[Data], what: str) -> float:
+    return round(float(np.mean([answer[what] for answer in answers])), 4)
 
 
 def _own_and_other(matrix: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -164,7 +155,7 @@ def _own_and_other(matrix: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def sheets(data: Data) -> list[Sheet]:
-    """In-domain and cross-domain figures of each model, and the whole matrix of the vote."""
+    """Own and other tables of each model, and the whole matrix of the vote."""
     rows = []
     for entry in data["models"]:
         cells = [entry["model"], f"{len(entry['domains'])} x {entry['entries']:,}"]

@@ -21,7 +21,7 @@ from analysis.runs import Outcome
 from analysis.workloads import ModelTraces
 
 ENTRIES = 2000
-"""N: what the paper finds best, a domain."""
+"""N: the entries of a domain's table; the paper finds 2,000 best."""
 METRICS: dict[str, Callable[[Shares, Shares, int], Ratio]] = {
     "throughput": throughput_ratio,
     "hit ratio": hit_ratio,
@@ -31,16 +31,16 @@ METRICS: dict[str, Callable[[Shares, Shares, int], Ratio]] = {
 
 DOMOE = "domoe"
 RIVALS = {"fmoe": ("fmoe, N", "fmoe, 2 N", "fmoe, domains x N"), "moe-infinity": ("moe-infinity",)}
-"""Whom the paper compares with, and the contestants that may be meant by it."""
+"""The paper's rivals, and the contestants that may be meant by each."""
 MEANT = [name for names in RIVALS.values() for name in names]
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     DOMOE: ({"eviction": "score"}, {"eviction": "score"}),
     "domoe, one key an entry": ({"eviction": "score", "keys": "entry"}, {"eviction": "score"}),
     "domoe, lru": ({"eviction": "lru"}, {"eviction": "lru"}),
 }
-"""What the paper leaves open, ours and what FMoE is set to beside it: eviction is the same for both.
+"""What the paper leaves open: DoMoE's parameters, and those of FMoE beside it, which evicts by the same rule.
 
-The first is what the claims are held against: both evict what the entries of their tables take least.
+The claims are held against the first: both evict what the entries of their tables take least.
 """
 
 
@@ -71,7 +71,7 @@ def _evicting(name: str, eviction: str) -> str:
 
 
 def _beside(ours: str, over: str) -> str:
-    """The contestant that ``over`` is where DoMoE is ``ours``."""
+    """The name of the rival ``over`` that evicts by the same rule as ``ours``."""
     return _evicting(over, CHOICES[ours][1]["eviction"]) if over in RIVALS["fmoe"] else over
 
 

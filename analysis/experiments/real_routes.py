@@ -67,7 +67,7 @@ def _files(given: Sequence[str | Path] | None) -> list[Path]:
 
 
 def _as_trace(path: Path) -> Path:
-    """A trace as it is; a record that ``traces convert`` reads, converted once and loaded."""
+    """A trace as it is; a record that ``traces convert`` reads, converted once and kept."""
     if "meta" in read_arrays(path)[0]:
         return path
     folder = cache_folder("routes")
@@ -91,7 +91,7 @@ def _profile(model: ModelTraces) -> tuple[str, ...] | None:
 
 
 def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
-    """A design of every policy and variant that can run there, and why each other one cannot."""
+    """A replay of every policy and variant that can run on these traces, and why each other policy cannot."""
     here = scene_at(place)
     able: list[Design] = []
     refused: list[Data] = []
@@ -185,7 +185,7 @@ def _found(trace: Trace, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _by_previous(trace: Trace, rows: np.ndarray) -> np.ndarray:
-    """(rows,) how many of each row's activations the row before of its sequence took too."""
+    """(rows,) how many of each row's experts the row before it took too; 0 for a sequence's first row."""
     before = np.maximum(rows - 1, 0)
     there = (rows > 0) & (trace.sequence[before] == trace.sequence[rows])
     right = np.zeros(len(rows))

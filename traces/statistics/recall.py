@@ -24,11 +24,11 @@ def vote(keys: np.ndarray, key_routes: np.ndarray, queries: np.ndarray, experts:
     chosen = np.zeros((len(keys), experts), np.float32)
     rows, slots = np.nonzero(key_routes >= 0)
     chosen[rows, key_routes[rows, slots]] = 1
-    units = _unit(keys)
+    units = unit_vectors(keys)
     count = min(NEIGHBOURS, len(keys))
     predicted = np.empty((len(queries), top_k), np.int16)
     for start in range(0, len(queries), _QUERIES):
-        similarity = _unit(queries[start : start + _QUERIES]) @ units.T
+        similarity = unit_vectors(queries[start : start + _QUERIES]) @ units.T
         near = np.argpartition(-similarity, count - 1, axis=1)[:, :count]
         weight = np.take_along_axis(similarity, near, axis=1)
         score = np.einsum("qn,qne->qe", weight, chosen[near])
@@ -43,7 +43,7 @@ def recall(predicted: np.ndarray, routes: np.ndarray) -> float:
     return float(found.sum() / max(1, used.sum()))
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Vectors of length 1, float32; a zero vector stays zero and is similar to nothing."""
     vectors = vectors.astype(np.float32)
     length = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
