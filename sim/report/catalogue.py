@@ -11,8 +11,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.figures import Figure
+from sim.machine.figures import Curve, Figure
 from sim.machine.hardware import Hardware, builtin_hardware
+from sim.machine.loop_overheads import LOOP_FIGURES
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
 from sim.policies import Parameters, policy_class, policy_classes
 from traces.models.known import builtin_models, model_spec
@@ -147,18 +148,22 @@ def machine_table(name_or_path: str | Path) -> Table:
     for part in (hardware.gpu, hardware.link, hardware.software, hardware.host or ()):
         for field, value in part:
             if isinstance(value, Figure):
-                table.add_row(field, f"{value.value:g}", "yes" if value.measured else "no", value.source)
+                table.add_row(LOOP_FIGURES.get(field, field), f"{value.value:g}", *_origin(value))
     link = hardware.link
     curves = {"h2d": link.h2d, "h2d in a row": link.queued, "d2h": link.d2h, "pageable h2d": link.pageable}
     for label, curve in curves.items():
-        for row, (size, time) in enumerate(curve.points if curve else ()):
-            assert curve is not None
-            text = f"{size / time:.1f} GB/s"
-            origin = ("yes" if curve.measured else "no", curve.source) if row == 0 else ("", "")
-            table.add_row(f"{label}, {size / 2**20:g} MiB", text, *origin)
+        origin: tuple[str, ...] = _origin(curve) if curve else ()
+        for size, time in curve.points if curve else ():
+            table.add_row(f"{label}, {size / 2**20:g} MiB", f"{size / time:.1f} GB/s", *origin)
+            origin = ()
     waits = "yes" if hardware.software.waits_for_route else "no"
     table.add_row("host waits for the route", waits, "", f"{hardware.software.kind} software")
     return table
+
+
+def _origin(figure: Figure | Curve) -> tuple[str, ...]:
+    """Whether it was measured for this project, and its source."""
+    return "yes" if figure.measured else "no", figure.source
 
 
 def software_json() -> list[dict[str, Any]]:
@@ -178,7 +183,7 @@ def software_table(names: Sequence[str] = ()) -> Table:
         table.add_row(software.name, "a search, us", f"{search:.1f}", "", f"{software.description} ({software.where})")
         for field, value in software:
             if isinstance(value, Figure):
-                table.add_row("", field, f"{value.value:g}", "yes" if value.measured else "no", value.source)
+                table.add_row("", field, f"{value.value:g}", *_origin(value))
     return table
 
 

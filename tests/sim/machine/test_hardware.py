@@ -267,6 +267,11 @@ def test_the_file_of_a_profile_can_be_printed_and_loaded(name: str, capsys) -> N
     assert Hardware.parse(printed, "printed") == Hardware.load(name)
 
 
+def test_figures_have_the_names_that_they_have_in_a_profile() -> None:
+    shown = list(machine_table("h200").columns[0].cells)
+    assert {"alone_us", "copying_us", "handover_us"} <= set(shown) & set(machine_json("h200")["software"])
+
+
 def test_what_is_no_profile_is_not_printed(tmp_path, capsys) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(PROFILE.replace("tflops = 100", ""))
