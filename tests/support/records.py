@@ -1,6 +1,10 @@
 """Routing records as other tools write them."""
 
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from traces.trace import Trace
 
@@ -12,3 +16,12 @@ def routes(rows: int, layers: int = 2, k: int = 2, experts: int = 8, seed: int =
 
 def notes(trace: Trace) -> str:
     return "\n".join(trace.meta["notes"])
+
+
+def published(name: str) -> Path:
+    """A routing record that others published, in the folder that MOE_REPLAY_ROUTES names; skips where there is none."""
+    folder = os.environ.get("MOE_REPLAY_ROUTES")
+    path = Path(folder or ".") / name
+    if folder is None or not path.is_file():
+        pytest.skip(f"no published {name} (MOE_REPLAY_ROUTES names the folder of published routing records)")
+    return path

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingOptions:
     """Hyperparameters. The budget is ``minutes`` or ``tokens``, whichever ends first (None: no such limit)."""
 
     minutes: float | None = 6.0
@@ -73,7 +73,7 @@ def train(
     *,
     topology: str = "mixtral-8x7b",
     domains: Sequence[str] = ("law", "banking", "counselling", "code", "math"),
-    plan: Plan | None = None,
+    options: TrainingOptions | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Upcycle the dense model ``base`` (a folder or a .gguf file), train it and save a checkpoint with its record.
@@ -81,21 +81,25 @@ def train(
     The folder ``output`` appears whole, with the weights, the tokenizer, ``training.json`` (the record returned) and
     ``training.png``. Raises InputError if an argument, the base or the text is wrong, or ``output`` exists.
     """
-    plan = plan or Plan()
+    options = options or TrainingOptions()
     if topology not in TOPOLOGIES:
         raise InputError(f"topology {topology!r}; one of {', '.join(TOPOLOGIES)}")
     if Path(output).exists():
         raise InputError(f"{output}: is there already; name a folder that is not")
     texts = [read_domain(corpora, domain) for domain in domains]
+    path = Path(base)
+    sha256 = _sha256(path)
     dense, tokenizer = load_base(base)
-    model = upcycle(dense, TOPOLOGIES[topology], plan.redrawn, plan.seed)
-    blocks = {text.domain: pack(tokenizer, text, plan.length, plan.seed) for text in texts}
+    if _sha256(path) != sha256:
+        raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
+    model = upcycle(dense, TOPOLOGIES[topology], options.redrawn, options.seed)
+    blocks = {text.domain: pack(tokenizer, text, options.length, options.seed) for text in texts}
     del dense
-    record = fit(model, blocks, plan, device)
+    record = fit(model, blocks, options, device)
     record = {
-        "what": _what(TOPOLOGIES[topology], str(Path(base).stem), record, domains),
+        "what": _what(TOPOLOGIES[topology], path.stem, record, domains),
         "topology": asdict(TOPOLOGIES[topology]),
-        "base": {"name": Path(base).stem, "sha256": _sha256(Path(base)) if Path(base).is_file() else None},
+        "base": {"name": path.stem, "sha256": sha256},
         "data": {text.domain: _sources(text, blocks[text.domain]) for text in texts},
         **record,
     }
@@ -197,40 +201,38 @@ class _Routers:
             handle.remove()
 
 
-def fit(model: Any, blocks: Mapping[str, np.ndarray], plan: Plan, device: str = "auto") -> dict[str, Any]:
+def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, device: str = "auto") -> dict[str, Any]:
     """Train ``model`` in place on ``blocks`` and return the record of the training; the model ends in eval mode."""
     import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     set_precision(model.to(device), torch.bfloat16 if device == "cuda" else torch.float32).train()
-    torch.manual_seed(plan.seed)
+    torch.manual_seed(options.seed)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     masters = [parameter.detach().float().clone() for parameter in parameters]
     optimiser = torch.optim.AdamW(
-        masters, lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=device == "cuda"
+        masters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay, fused=device == "cuda"
     )
     layers = routed_layers(model)
-    mixture = Mixture(blocks, plan.seed)
+    mixture = Mixture(blocks, options.seed)
     curve: list[dict[str, float]] = []
     uses = np.zeros(())
     started, tokens, fraction = time.monotonic(), 0, 0.0
     with Watch("training") as watch, _Routers(layers) as routers:
         while fraction < 1:
-            rate = plan.learning_rate_at(fraction)
-            ids = torch.as_tensor(mixture.batch(plan.batch), dtype=torch.long, device=device)
-            loss, balance, used = _step(model, ids, routers, plan, optimiser, parameters, masters, rate)
+            rate = options.learning_rate_at(fraction)
+            ids = torch.as_tensor(mixture.batch(options.batch), dtype=torch.long, device=device)
+            loss, balance, used = _step(model, ids, routers, options, optimiser, parameters, masters, rate)
             tokens += ids.numel()
             seconds = time.monotonic() - started
-            fraction = max(
-                seconds / (60 * plan.minutes) if plan.minutes else 0, tokens / plan.tokens if plan.tokens else 0
-            )
+            fraction = options.spent(seconds, tokens)
             curve.append({"tokens": tokens, "loss": loss, "balance": balance, "learning_rate": rate})
             # Experts change during training: their use is reported for the last part of it.
             uses = 0.98 * uses + used
             watch.at(fraction, f"loss {loss:.3f}  balance {balance:.3f}  {tokens / seconds:,.0f} tokens/s")
     model.eval()
-    return _record(model, plan, curve, uses, seconds, device)
+    return _record(model, options, curve, uses, seconds, device)
 
 
 def set_precision(model: Any, precision: "torch.dtype") -> Any:
@@ -247,7 +249,7 @@ def _step(
     model: Any,
     ids: "torch.Tensor",
     routers: _Routers,
-    plan: Plan,
+    options: TrainingOptions,
     optimiser: Any,
     parameters: "list[torch.Tensor]",
     masters: "list[torch.Tensor]",
@@ -260,7 +262,7 @@ def _step(
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     uses = [expert_uses(chosen, logits.shape[-1]) for logits, chosen in routers.calls]
     balance = torch.stack([balance_loss(call[0], used) for call, used in zip(routers.calls, uses, strict=True)]).mean()
-    (loss + plan.balance * balance).backward()
+    (loss + options.balance * balance).backward()
     for master, parameter in zip(masters, parameters, strict=True):
         master.grad = None if parameter.grad is None else parameter.grad.float()
         parameter.grad = None
@@ -272,12 +274,12 @@ def _step(
         torch._foreach_copy_(parameters, masters)
     value, balanced = loss.item(), balance.item()
     if not math.isfinite(value):
-        raise InputError(f"training diverged: loss {value}; a lower learning rate than {plan.learning_rate} may help")
+        raise InputError(f"training diverged: loss {value}; {options.learning_rate} may be too fast a learning rate")
     return value, balanced, torch.stack(uses).cpu().numpy()
 
 
 def _record(
-    model: Any, plan: Plan, curve: list[dict[str, float]], uses: np.ndarray, seconds: float, device: str
+    model: Any, options: TrainingOptions, curve: list[dict[str, float]], uses: np.ndarray, seconds: float, device: str
 ) -> dict[str, Any]:
     """What is written down of a training; the curve is thinned to at most 200 points, each a mean."""
     import torch
@@ -291,7 +293,7 @@ def _record(
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "training": {
-            **asdict(plan),
+            **asdict(options),
             "steps": len(curve),
             "trained_tokens": tokens,
             "seconds": round(seconds, 1),
@@ -368,6 +370,9 @@ def _sources(text: DomainText, blocks: np.ndarray) -> dict[str, Any]:
     return {"tokens": int(blocks.size), "sources": dict(sorted(rows.items()))}
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path) -> str | None:
+    """The hash of a file; None for a folder or nothing."""
+    if not path.is_file():
+        return None
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

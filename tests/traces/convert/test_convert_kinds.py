@@ -1,28 +1,15 @@
 """The kinds of routing records that others published, each read without loss."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ground.errors import InputError
-from tests.support.places import REPOSITORY
-from tests.support.records import notes, routes
+from tests.support.records import notes, published, routes
 from traces.convert.kinds import convert_file
 from traces.statistics.info import describe
 from traces.trace import Trace
-
-ROUTES = Path(os.environ.get("MOE_REPLAY_ROUTES", REPOSITORY.parent / "shared" / "data" / "routes"))
-
-
-def published(name: str) -> Path:
-    """A published routing record; skips where it is not there."""
-    path = ROUTES / name
-    if not path.exists():
-        pytest.skip(f"no published routes at {path} (set MOE_REPLAY_ROUTES)")
-    return path
 
 
 def device(**changes: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Runs that other people measured: the simulator must find what the device found before anything else is believed."""
 
 import csv
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +12,13 @@ from sim.policies import policy_classes
 from sim.run.prepared import prepare, replay
 from sim.run.scene import scene
 from sim.run.simpy_engine import Run
-from tests.support.places import REPOSITORY
+from tests.support.records import published
 from tests.support.strategies import make_trace
 from tests.support.worlds import toy_meta
 from traces.convert.kinds import convert_file
 
-ROUTES = Path(os.environ.get("MOE_REPLAY_ROUTES", REPOSITORY.parent / "shared" / "data" / "routes"))
 RUNS = {"qwen3_30b_device": ("4000MiB", 74.9, 0.005), "gpt_oss_120b_device": ("3000MiB", 32.4, 0.001)}
 """Budget of the device's cache, the hit rate at which it ended (%), and how far the bytes that it read may be off."""
-
-
-def published(name: str) -> Path:
-    path = ROUTES / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not there; MOE_REPLAY_ROUTES names the folder of published routing traces")
-    return path
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ground.errors import InputError
 from tests.support.places import REPOSITORY
+from tests.support.records import published
 from traces.__main__ import main
 from traces.assemble import assemble
 from traces.statistics.comparison import behaviour, compare, replaced, tables, training_figures
@@ -126,12 +126,7 @@ def test_the_document_shows_the_committed_figures_and_they_are_of_the_bundled_tr
 
 
 def test_published_routes_give_the_committed_figures(tmp_path, monkeypatch):
-    import os
-
-    folder = Path(os.environ.get("MOE_REPLAY_ROUTES", REPOSITORY.parent / "shared" / "data" / "routes"))
-    esft = sorted(folder.glob("deepseek_v2_lite_esft_*.npz"))
-    if not esft:
-        pytest.skip(f"no published routes in {folder}")
+    esft = sorted(published("deepseek_v2_lite_esft_law.npz").parent.glob("deepseek_v2_lite_esft_*.npz"))
     bundled = REPOSITORY / "traces" / "mixtral_math.npz"
     found = compare([bundled], esft, [], tmp_path / "c.json")
     committed = json.loads((RECORDS / "comparison.json").read_text("utf-8"))

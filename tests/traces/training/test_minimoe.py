@@ -17,11 +17,11 @@ from traces.capture.routers import routed_layers
 from traces.capture.session import Amount, capture
 from traces.trace import Trace
 from traces.training import train as minimoe
-from traces.training.train import Mixture, Plan, balance_loss, expert_uses, fit, load_base, pack, train
+from traces.training.train import Mixture, TrainingOptions, balance_loss, expert_uses, fit, load_base, pack, train
 from traces.training.upcycle import TOPOLOGIES, Topology, expert_weights, source_layers, upcycle
 
 SMALL = Topology("small", "mixtral", 4, 4, 2)
-PLAN = Plan(minutes=None, tokens=2000, batch=4, length=32)
+OPTIONS = TrainingOptions(minutes=None, tokens=2000, batch=4, length=32)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,9 @@ def test_training_lowers_the_loss_and_trains_routers_too():
     model = upcycle(llama(), SMALL)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pattern = {"law": np.tile(np.arange(5, 13, dtype=np.int32), (20, 4))}
-    record = fit(model, pattern, Plan(minutes=None, tokens=8000, batch=8, length=32, learning_rate=3e-3), "cpu")
+    record = fit(
+        model, pattern, TrainingOptions(minutes=None, tokens=8000, batch=8, length=32, learning_rate=3e-3), "cpu"
+    )
     assert record["training"]["final_loss"] < 0.5 * record["training"]["first_loss"]
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert {f"model.layers.{layer}.mlp.gate.weight" for layer in range(4)} <= moved
@@ -136,7 +138,7 @@ def test_lower_precision_leaves_rotary_frequencies_as_a_loaded_checkpoint_has_th
 def test_training_is_a_function_of_its_seed():
     def weights(seed):
         model = upcycle(llama(), SMALL)
-        fit(model, blocks(), Plan(minutes=None, tokens=600, batch=4, length=32, seed=seed), "cpu")
+        fit(model, blocks(), TrainingOptions(minutes=None, tokens=600, batch=4, length=32, seed=seed), "cpu")
         return model.state_dict()["model.layers.2.mlp.gate.weight"]
 
     assert torch.equal(weights(1), weights(1))
@@ -147,23 +149,25 @@ def test_the_record_tells_the_use_of_experts():
     model = mixtral(layers=2, experts=4)
     with torch.no_grad():
         model.model.layers[0].mlp.gate.weight.zero_()  # every token takes the same two experts: 1 bit
-    plan = Plan(minutes=None, tokens=200, batch=4, length=32, learning_rate=1e-9, weight_decay=0)
-    entropy = fit(model, blocks(), plan, "cpu")["entropy_bits"]
+    options = TrainingOptions(minutes=None, tokens=200, batch=4, length=32, learning_rate=1e-9, weight_decay=0)
+    entropy = fit(model, blocks(), options, "cpu")["entropy_bits"]
     assert entropy[0] == pytest.approx(1) and 1 < entropy[1] <= 2
 
 
 def test_the_budget_ends_training(monkeypatch):
-    record = fit(upcycle(llama(), SMALL), blocks(), Plan(minutes=None, tokens=1000, batch=4, length=32), "cpu")
+    record = fit(
+        upcycle(llama(), SMALL), blocks(), TrainingOptions(minutes=None, tokens=1000, batch=4, length=32), "cpu"
+    )
     assert record["training"]["trained_tokens"] == 1024 and record["training"]["steps"] == 8
     clock = count(100, 7)  # seconds, each time somebody looks
     monkeypatch.setattr(minimoe, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    timed = fit(upcycle(llama(), SMALL), blocks(), Plan(minutes=0.5, batch=4, length=32), "cpu")
+    timed = fit(upcycle(llama(), SMALL), blocks(), TrainingOptions(minutes=0.5, batch=4, length=32), "cpu")
     assert timed["training"]["seconds"] == 35 and timed["training"]["steps"] == 5
 
 
 def test_the_learning_rate_warms_up_and_falls():
-    plan = Plan(learning_rate=1.0)
-    rates = [plan.learning_rate_at(fraction) for fraction in (0, 0.015, 0.03, 0.5, 1)]
+    options = TrainingOptions(learning_rate=1.0)
+    rates = [options.learning_rate_at(fraction) for fraction in (0, 0.015, 0.03, 0.5, 1)]
     assert rates[0] < rates[1] < rates[2] == pytest.approx(1) and rates[2] > rates[3] > rates[4]
     assert rates[4] == pytest.approx(0.1)
 
@@ -180,7 +184,10 @@ def test_every_block_of_a_round_is_seen_once():
 
 
 def test_documents_are_packed_with_an_end_between():
-    rows = [TextRow("law", "s", "MIT", "court shall\n", "agree"), TextRow("law", "s", "MIT", "party\n", "notice term law")]
+    rows = [
+        TextRow("law", "s", "MIT", "court shall\n", "agree"),
+        TextRow("law", "s", "MIT", "party\n", "notice term law"),
+    ]
     packed = pack(tokenizer(), DomainText("law", rows, [], []), 3, 0)
     words = tokenizer().convert_ids_to_tokens(packed.reshape(-1).tolist())
     assert packed.shape == (3, 3)
@@ -193,7 +200,7 @@ def test_documents_are_packed_with_an_end_between():
 def test_a_trained_checkpoint_is_whole_and_can_be_captured(base, corpora, tmp_path, monkeypatch):
     monkeypatch.setitem(TOPOLOGIES, "small", SMALL)
     output = tmp_path / "moe"
-    record = train(base, corpora, output, topology="small", domains=("law", "code"), plan=PLAN, device="cpu")
+    record = train(base, corpora, output, topology="small", domains=("law", "code"), options=OPTIONS, device="cpu")
     assert json.loads((output / "training.json").read_text()) == record
     assert (output / "training.png").stat().st_size > 5000
     assert record["data"]["law"]["sources"]["HazyResearch/legalbench:CUAD_X"]["licence"] == "CC BY 4.0"
@@ -214,7 +221,7 @@ def test_an_interrupted_save_leaves_no_checkpoint(base, corpora, tmp_path, monke
 
     monkeypatch.setattr(minimoe, "draw", fail)
     with pytest.raises(KeyboardInterrupt):
-        train(base, corpora, tmp_path / "moe", topology="small", domains=("law",), plan=PLAN, device="cpu")
+        train(base, corpora, tmp_path / "moe", topology="small", domains=("law",), options=OPTIONS, device="cpu")
     assert not (tmp_path / "moe").exists()
 
 
@@ -229,7 +236,7 @@ def test_wrong_arguments_are_refused_before_any_work(base, corpora, tmp_path):
         load_base(corpora)
     for wrong in ({"minutes": None}, {"minutes": -1}, {"batch": 0}, {"learning_rate": math.inf}):
         with pytest.raises(InputError):
-            Plan(**wrong)
+            TrainingOptions(**wrong)
 
 
 def test_routed_layers_come_in_order():

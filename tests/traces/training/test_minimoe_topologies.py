@@ -18,7 +18,7 @@ from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
 from traces.capture.session import Amount, capture
 from traces.trace import Trace
-from traces.training.train import Plan, train
+from traces.training.train import TrainingOptions, train
 from traces.training.upcycle import TOPOLOGIES, expert_weights, source_layers, upcycle
 
 CLASSES = {
@@ -44,13 +44,19 @@ def trained(tmp_path_factory):
     llama().save_pretrained(folder / "dense")
     tokenizer().save_pretrained(folder / "dense")
     corpora = write_corpora(folder / "corpora", count=80)
-    plan = Plan(minutes=None, tokens=3000, batch=8, length=32, learning_rate=3e-3, redrawn=0.1)
+    options = TrainingOptions(minutes=None, tokens=3000, batch=8, length=32, learning_rate=3e-3, redrawn=0.1)
     patch = pytest.MonkeyPatch()
     records = {}
     for name in CLASSES:
         patch.setitem(TOPOLOGIES, name, tiny(name))
         records[name] = train(
-            folder / "dense", corpora, folder / name, topology=name, domains=("law", "code"), plan=plan, device="cpu"
+            folder / "dense",
+            corpora,
+            folder / name,
+            topology=name,
+            domains=("law", "code"),
+            options=options,
+            device="cpu",
         )
     patch.undo()
     return folder, corpora, records
