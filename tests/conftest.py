@@ -4,20 +4,28 @@ same examples every time; "explore" (``--hypothesis-profile=explore``) tries new
 And what tests of the simulator's command line begin with, see ``tests.support.replays``.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
+# Before numpy and torch are imported: a worker has one processor, and threads that wait for each other burn it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 for name, derandomize in {"explore": False, "project": True}.items():
-    settings.register_profile(
-        name,
-        deadline=None,
-        derandomize=derandomize,  # which also leaves the database of failures alone
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    # Not derandomized, failures are kept and tried first the next time.
+    settings.register_profile(name, deadline=None, derandomize=derandomize)
 settings.load_profile("project")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where tests run in several processes, let one of them compile what the others then load."""
+    if hasattr(session.config, "workerinput"):
+        from tests.support.compiled_code import compile_once
+
+        compile_once()
 
 
 @pytest.fixture
