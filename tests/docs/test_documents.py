@@ -27,7 +27,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_every_link_leads_to_a_file_and_a_heading_that_are_there(document):
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", _prose(document)):
         name, _, heading = target.partition("#")
         path = (document.parent / name).resolve() if name else document
@@ -36,7 +36,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_every_file_of_the_project_that_a_document_names_is_there(document):
+def test_every_file_of_the_project_that_a_document_names_is_there(document: Path) -> None:
     if document.name == "CHANGELOG.md":
         return  # it names what is no more
     for name in re.findall(r"`([\w./-]+/[\w./-]*)`", _prose(document)):
@@ -45,7 +45,7 @@ def test_every_file_of_the_project_that_a_document_names_is_there(document):
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_every_name_that_a_document_places_in_a_file_is_defined_there(document):
+def test_every_name_that_a_document_places_in_a_file_is_defined_there(document: str) -> None:
     placed = re.findall(r"`([\w.]+)`\s+(?:of|in)\s+`([\w/.]+\.py)`", _prose(REPOSITORY / document))
     assert len(placed) >= 3
     for names, file in placed:
@@ -54,7 +54,7 @@ def test_every_name_that_a_document_places_in_a_file_is_defined_there(document):
             assert re.search(defined, (REPOSITORY / file).read_text("utf-8"), re.MULTILINE), (name, file)
 
 
-def test_every_command_in_a_block_of_a_document_is_one_that_its_program_takes():
+def test_every_command_in_a_block_of_a_document_is_one_that_its_program_takes() -> None:
     shown = 0
     for document in DOCUMENTS:
         text = re.sub(r"\\\n\s*", " ", document.read_text("utf-8"))
@@ -76,21 +76,23 @@ def _blocks(name: str) -> list[str]:
 
 
 @pytest.fixture
-def beside_traces(tmp_path, monkeypatch):
+def beside_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The present folder is one that has the bundled traces, as the repository's root has, and no other file."""
     (tmp_path / "traces").symlink_to(REPOSITORY / "traces")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def script(monkeypatch):
+def script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """An empty module that can be imported by name, as a person's own is."""
     module = types.ModuleType("script_of_a_document")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
 
-def test_the_examples_of_the_python_guide_run_in_order(beside_traces, script, monkeypatch):
+def test_the_examples_of_the_python_guide_run_in_order(
+    beside_traces: None, script: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pandas")
     monkeypatch.setenv("MPLBACKEND", "Agg")
     blocks = _blocks("docs/python.md")
@@ -100,7 +102,7 @@ def test_the_examples_of_the_python_guide_run_in_order(beside_traces, script, mo
 
 
 @pytest.mark.parametrize(("document", "policy"), [("README.md", "SameExperts"), ("docs/policies.md", "NextGate")])
-def test_the_example_policy_of_a_document_runs(document, policy, script):
+def test_the_example_policy_of_a_document_runs(document: str, policy: str, script: types.ModuleType) -> None:
     from sim.run.prepared import replay
     from sim.run.scene import scene
 
@@ -110,7 +112,9 @@ def test_the_example_policy_of_a_document_runs(document, policy, script):
     assert report.policy == script.__dict__[policy].name and report.decode.prefetches["issued"] > 0
 
 
-def test_the_routes_of_the_guide_to_converting_become_a_trace_by_the_command_shown(beside_traces, script):
+def test_the_routes_of_the_guide_to_converting_become_a_trace_by_the_command_shown(
+    beside_traces: None, script: types.ModuleType
+) -> None:
     from traces.__main__ import main
     from traces.trace import Trace
 
