@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from realrun.calibrate.ffn_times import FfnTimes, Used, ffn_times, ffns
+from realrun.calibrate.ffn_times import FfnTimes, UsedFfn, ffn_times, ffns
 from realrun.calibrate.layer_times import LayerTimes, charged, in_bf16, kind, layer_times, layers_of
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.parts import Parts
@@ -23,12 +23,12 @@ class Blocks:
         self.least_layer: list[Timing] = []
         self.details: dict[str, Table] = {"ffn_us": {}, "layer_us": {}}
 
-    def ffns(self, found: Sequence[Used]) -> list[Table]:
+    def ffns(self, found: Sequence[UsedFfn]) -> list[Table]:
         """The profile's ``ffn``."""
         times = ffn_times(self.machine, found, self.thorough.rows)
         return [self._ffn(used, times[used.ffn]) for used in found]
 
-    def _ffn(self, used: Used, times: FfnTimes) -> Table:
+    def _ffn(self, used: UsedFfn, times: FfnTimes) -> Table:
         ffn = used.ffn
         self.least_ffn.append(times.charged[min(times.charged)])
         ways = {"times": times.charged, **({"waited": times.waited} if times.waited else {}), **times.others}

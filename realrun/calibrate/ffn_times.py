@@ -50,7 +50,7 @@ class Ffn:
 
 
 @dataclass(frozen=True)
-class Used:
+class UsedFfn:
     """What an FFN is used for first, routed before shared before dense, and by which model."""
 
     ffn: Ffn
@@ -58,16 +58,16 @@ class Used:
     model: ModelSpec
 
 
-def ffns(models: Iterable[ModelSpec]) -> list[Used]:
+def ffns(models: Iterable[ModelSpec]) -> list[UsedFfn]:
     """The distinct FFNs of ``models``. Routed experts that are not stored in bf16 are left out."""
-    models, found = list(models), dict[Ffn, Used]()
+    models, found = list(models), dict[Ffn, UsedFfn]()
     uses: tuple[tuple[Use, str], ...] = (("routed", "expert_ffn"), ("shared", "shared_ffn"), ("dense", "dense_ffn"))
     for use, width in uses:
         for model in models:
             ffn = Ffn(model.hidden, getattr(model, width), model.expert_matrices)
             bf16 = set(model.expert_bytes) == {ffn.bytes} if use == "routed" else model.weight_bytes == 2
             if ffn.width and bf16:
-                found.setdefault(ffn, Used(ffn, use, model))
+                found.setdefault(ffn, UsedFfn(ffn, use, model))
     return sorted(found.values(), key=lambda used: used.ffn)
 
 
@@ -82,14 +82,14 @@ class FfnTimes:
     others: dict[str, dict[int, Timing]]
 
 
-def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROWS) -> dict[Ffn, FfnTimes]:
+def ffn_times(machine: Machine, uses: Iterable[UsedFfn], rows: Sequence[int] = ROWS) -> dict[Ffn, FfnTimes]:
     """Time of each FFN over each number of rows, weights not in any cache of the device.
 
     For comparison, at the first of ``rows``, the same as plain products, and a routed expert alone.
     """
     runs: dict[tuple[Ffn, str, int], Runs] = {}
     hidden: dict[tuple[Ffn, str, int], Runs] = {}
-    for used in useds:
+    for used in uses:
         for count, charged in ffn_runs(machine, used, rows).items():
             (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
             if used.use == "shared":
@@ -110,7 +110,7 @@ def ffn_times(machine: Machine, useds: Iterable[Used], rows: Sequence[int] = ROW
     return {ffn: FfnTimes(ways.pop("charged"), ways.pop("waited", {}), ways) for ffn, ways in found.items()}
 
 
-def _compared(machine: Machine, used: Used, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
+def _compared(machine: Machine, used: UsedFfn, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
     compared = {name: plain_runs(machine, used.ffn, graph, rows) for name, graph in (("eager", False), ("graph", True))}
     if used.use == "routed":
         compared["one_alone"] = routed_runs(machine, used.model, rows, at_once=1)
@@ -125,7 +125,7 @@ class Runs:
     parts: int = 1
 
 
-def ffn_runs(machine: Machine, used: Used, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+def ffn_runs(machine: Machine, used: UsedFfn, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
     """One FFN over each number of rows, weights not in any cache of the device."""
     if used.use == "routed":
         return routed_runs(machine, used.model, rows)

@@ -26,7 +26,7 @@ STORED = 4
 
 
 @dataclass(frozen=True)
-class Alone:
+class IdleAndBusy:
     """Times of one expert for one row."""
 
     idle: Timing
@@ -42,7 +42,7 @@ class HostedTimes:
     size: int
     charged: int
     """How many threads compute in a run."""
-    threads: dict[int, Alone]
+    threads: dict[int, IdleAndBusy]
     """By that number, those of a run first, then others for comparison."""
 
     def gbps(self, busy: bool) -> float:
@@ -55,7 +55,7 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     """Of experts of ``model``, ``top_k`` at a time. Raises InputError where memory cannot be pinned."""
     torch = the_torch()
     most = torch.get_num_threads()
-    times: dict[int, Alone] = {}
+    times: dict[int, IdleAndBusy] = {}
     with open_device(str(machine.device)) as device:
         store = HostStore(device, STORED, expert_size(model), scale=model.hidden**-0.5)
         try:
@@ -77,7 +77,7 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     return HostedTimes(store.size, charged, times)
 
 
-def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> Alone:
+def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> IdleAndBusy:
     size = 32 * 2**20 if machine.cuda else 2**16
     traffic = Traffic(machine, device, size)
     calls = [list(range(first, first + step.top_k)) for first in range(0, STORED - step.top_k + 1, step.top_k)]
@@ -98,4 +98,4 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) 
                 if run:
                     found.append((time.perf_counter_ns() - begin) / len(experts))
             device.synchronize()
-    return Alone(Timing.of(samples[False]), Timing.of(samples[True]))
+    return IdleAndBusy(Timing.of(samples[False]), Timing.of(samples[True]))

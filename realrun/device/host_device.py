@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Passed:
-    """A point of a thread's work."""
+class Passed:
+    """A point of a thread's work: an `Event`, and the time ``ns`` at which it was passed."""
 
     def __init__(self) -> None:
         self.ns = 0
         self._passed = threading.Event()
 
     def passed(self) -> None:
+        """Now it is."""
         self.ns = time.perf_counter_ns()
         self._passed.set()
 
     def query(self) -> bool:
+        """Whether it has been passed."""
         return self._passed.is_set()
 
     def wait(self) -> None:
+        """Until it is passed."""
         self._passed.wait()
 
 
@@ -57,7 +60,7 @@ class _Thread:
         self._work.put((work, arguments))
 
     def record(self, again: Any = None) -> Event:
-        event = _Passed()
+        event = Passed()
         self.launch(event.passed)
         return event
 

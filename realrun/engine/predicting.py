@@ -7,12 +7,12 @@ with Triton that is this project's own look-up kernel as a CUDA graph, elsewhere
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from realrun.device.devices import Device, Event
+from realrun.device.host_device import Passed
 from realrun.device.torch_device import the_torch
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
@@ -96,10 +96,10 @@ class Predictions:
             other = None if critical else getattr(stream, "stream", None)
             stream.launch(self._on_stream, other, count, self._ready.get(self._size(ns)))
             return stream.record()
-        done = _Done()
+        done = Passed()
         if critical:
             self._search(count)
-            done.set()
+            done.passed()
         else:
             threading.Thread(target=self._beside, args=(count, done), daemon=True).start()
         return done
@@ -122,27 +122,12 @@ class Predictions:
         torch.mv(self._table[:last], self._query, out=self._scores[:last])
         self._answer.copy_(torch_topk(self._scores[:last]), non_blocking=True)
 
-    def _beside(self, count: int, done: "_Done") -> None:
+    def _beside(self, count: int, done: Passed) -> None:
         with the_torch().no_grad():
             self._search(count)
-        done.set()
+        done.passed()
 
 
 def torch_topk(scores: "torch.Tensor") -> "torch.Tensor":
     """Places of the largest scores."""
     return scores.topk(_NEAREST).indices
-
-
-class _Done:
-    """The end of work on the host."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self.ns = 0
-
-    def set(self) -> None:
-        self.ns = time.perf_counter_ns()
-        self._done.set()
-
-    def query(self) -> bool:
-        return self._done.is_set()

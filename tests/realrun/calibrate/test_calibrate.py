@@ -306,10 +306,10 @@ def test_a_part_that_fails_is_left_out_by_name(monkeypatch, capsys) -> None:
 def test_of_what_does_not_fit_together_all_that_fits_alone_is_timed(monkeypatch) -> None:
     machine, real = Machine("cpu", 3), ffn_times
 
-    def small_ones(machine: Machine, useds: list, rows: object) -> dict:
-        if len(useds) > 1 or useds[0].ffn.width > 32:
+    def small_ones(machine: Machine, uses: list, rows: object) -> dict:
+        if len(uses) > 1 or uses[0].ffn.width > 32:
             raise RuntimeError("out of memory")
-        return real(machine, useds, rows)
+        return real(machine, uses, rows)
 
     monkeypatch.setattr("realrun.calibrate.block_tables.ffn_times", small_ones)
     timed = "realrun.calibrate.block_tables.layer_times"
