@@ -73,7 +73,8 @@ def generate_command(options: GenerateOptions) -> None:
     from realrun.device.devices import refuse_too_little
     from realrun.device.host_memory import free_host_bytes
     from realrun.device.open_device import open_device
-    from realrun.generate.offloader import Choice, Offloader, resident_tokens
+    from realrun.generate.offloader import Offloader, refuse_new_prefill, resident_tokens
+    from realrun.generate.options import OffloadOptions
     from traces.capture.checkpoint import (
         BASIS_FILE,
         end_tokens,
@@ -95,29 +96,30 @@ def generate_command(options: GenerateOptions) -> None:
         raise InputError(f"--seed {options.seed}; expected at least 0")
     prompt = _text(options.prompt)
     name, *settings = options.policy.split(",")
-    choice = Choice(
+    offload = OffloadOptions(
         name, values_of([*settings, *options.set_], "--set"), options.cache,
         [Trace.load(path).select("profile") for path in options.profile], seed=options.seed, check=options.check,
         limit=host_bytes_of(options.host_memory),
     )  # fmt: skip
-    choice.refuse()
+    offload.refuse()
     folder = located(options.model)
     keep_apart([folder], {"--json": options.json})
     basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
     bones = skeleton(folder)
-    choice.refuse_for(bones, basis)
+    offload.refuse_for(bones, basis)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer(prompt)["input_ids"]
     if not ids:
         raise InputError(f"--prompt {prompt!r}: no token in it; expected a text")
     _refuse_positions(bones, len(ids), options.tokens)
+    refuse_new_prefill(bones, len(ids), options.tokens)
     refuse_too_little(f"host memory for the weights of {folder}", weight_bytes(folder), free_host_bytes(), "free some")
     with written(options.json) as write, open_device(options.device) as device:
         model = load_model(folder, device="cpu")
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         eos = end_tokens(model, tokenizer)
         expected = resident_tokens(model, device, ids, options.tokens, pad, eos) if options.compare else None
-        with Offloader(model, device, choice, basis) as offloader:
+        with Offloader(model, device, offload, basis) as offloader:
             result = offloader.generate(ids, options.tokens, pad, eos)
         text = tokenizer.decode(result.tokens)
         if expected is not None and result.tokens != expected:

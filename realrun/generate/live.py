@@ -2,7 +2,8 @@
 
 A policy plans from a view of one step, whose trace holds the whole sequence so far. What a moment does not know yet
 (routes, scores and embeddings of later layers) stands in the arrays as what nothing is: -1, 0. A policy that decides a
-moment by what that moment knows, as all must (``sim.run.blindness``), decides the same then as it does with a whole trace.
+moment by what that moment knows, as all must (``sim.run.blindness``), decides the same then as it does with a whole
+trace.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from realrun.engine.loop import Moment
-from sim.plan import Plan
-from sim.policies import Policy, blaming
-from sim.run.simpy_engine import by_moment
+from ground.foreign_code import errors_name
+from sim.plan import Decision, Plan
+from sim.policies import Policy
 from sim.workload import Schedule, Workload
 from traces.capture.batches import prefill_level
 from traces.embeddings import Basis
@@ -56,7 +56,7 @@ def check_basis(kind: type[Policy], basis: Basis | None, profile: Sequence[Trace
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackShape:
     """Of one stack of a model: L routed layers, E experts a layer, K a token, bytes of an expert and its matrices."""
 
     name: str
@@ -78,7 +78,7 @@ class LiveTrace:
     What it cannot keep is refused beforehand (:func:`check_online`, :func:`check_basis`).
     """
 
-    def __init__(self, shape: Shape, needs: frozenset[str], basis: Basis | None) -> None:
+    def __init__(self, shape: StackShape, needs: frozenset[str], basis: Basis | None) -> None:
         self.shape, self.needs = shape, needs
         self.basis = basis if needs & EMBEDDED else None
         self.rows = self.decode = 0
@@ -173,7 +173,7 @@ class LiveTrace:
         )
 
 
-def one_step(shape: Shape, rows: Sequence[int], phase: int) -> Workload:
+def one_step(shape: StackShape, rows: Sequence[int], phase: int) -> Workload:
     """A workload of one step of these rows whose look-ups are not known: what a view of one step is made with."""
     layers = len(shape.layers)
     none = np.zeros(0, np.int64)
@@ -214,21 +214,21 @@ class Planner:
         self.live.begin(rows, phase)
         self.step += 1
 
-    def decide(self, point: int) -> Moment | None:
+    def decide(self, point: int) -> Decision | None:
         """What is decided at a point of the running step; None for nothing. Calls are numbered through all steps."""
         if self._always_silent:
             return None
         live, layers = self.live, len(self.live.shape.layers)
         work = one_step(live.shape, range(live.first, live.rows), live.phase)
-        with blaming(f"policy {self.policy.name}: plan"):
+        with errors_name(f"policy {self.policy.name}: plan"):
             plan = self.policy.plan(self.policy.view(live.trace(), work))
         plan.check(layers, live.shape.experts, 1)
         if self.plan is None:
             self.plan = plan
             # A rule that neither asks nor learns at a first step, whose values and predictions are none, never does.
             self._always_silent = plan.requests is None and plan.values is None and not len(plan.prediction.moment)
-        decided = by_moment(plan, live.shape.experts).get(point)
+        decided = plan.by_moment(live.shape.experts).get(point)
         if decided is None:
             return None
         values, ns, requests = decided
-        return values, ns, [(expert, call + self.step * layers, rank) for expert, call, rank in requests]
+        return Decision(values, ns, [(expert, call + self.step * layers, rank) for expert, call, rank in requests])

@@ -146,6 +146,29 @@ RELATED: dict[str, Tiny] = {
 }  # fmt: skip
 
 
+# Positions that depend on how long a sequence is, from 32 tokens on: (family, fields); those of yarn do not.
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 4.0], "original_max_position_embeddings": 32}
+_LONG = _FACTORS | {"rope_type": "longrope", "rope_theta": 1e4}
+SCALED: dict[str, tuple[str, dict[str, Any]]] = {
+    "longrope with the cache dropped": (
+        "phimoe",
+        {"original_max_position_embeddings": 32, "max_position_embeddings": 128,
+         "rope_scaling": _FACTORS | {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.3}},
+    ),
+    "longrope": ("qwen3_moe", {"max_position_embeddings": 128, "rope_parameters": _LONG}),
+    "dynamic": (
+        "qwen3_moe",
+        {"max_position_embeddings": 32, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "yarn": (
+        "qwen3_moe",
+        {"max_position_embeddings": 128,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                             "original_max_position_embeddings": 32}},
+    ),
+}  # fmt: skip
+
+
 def decoder(family: str, **more: Any) -> Any:
     """A random decoder-only model of ``family``, hidden size 32, float32, eval mode."""
     import torch

@@ -18,9 +18,10 @@ import torch
 from ground.errors import InputError
 from realrun.__main__ import main
 from realrun.device.open_device import open_device
-from realrun.generate.live import LiveTrace, Planner, Shape, check_basis, check_online
-from realrun.generate.offload import ExpertWeights
-from realrun.generate.offloader import Choice, Generated, Offloader, resident_tokens
+from realrun.generate.expert_weights import ExpertWeights
+from realrun.generate.live import LiveTrace, Planner, StackShape, check_basis, check_online
+from realrun.generate.offloader import Generated, Offloader, resident_tokens
+from realrun.generate.options import OffloadOptions
 from sim.log import PREFILL
 from sim.plan import Plan, Requests
 from sim.policies import Policy, make_policy, policy_class
@@ -35,7 +36,6 @@ from traces.trace import Trace
 
 LAW = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")
 PROMPT = [5, 9, 14, 7, 22, 31]
-FAMILIES = [*tiny_families.FAMILIES, "glm4_moe", "switch"]
 
 
 class Wrong(Policy):
@@ -56,26 +56,22 @@ class Wrong(Policy):
         return Plan(eviction="fifo", requests=asked, chunks=3)
 
 
-def model_of(family: str) -> Any:
-    return tiny_families.switch() if family == "switch" else tiny_families.decoder(family)
-
-
 @cache
 def resident(family: str) -> list[int]:
     with open_device("cpu") as device:
-        return resident_tokens(model_of(family), device, PROMPT, 8, 2, set())
+        return resident_tokens(tiny_families.model_of(family), device, PROMPT, 8, 2, set())
 
 
-def generated(family: str, choice: Choice) -> Generated:
-    with open_device("cpu") as device, Offloader(model_of(family), device, choice) as offloader:
+def generated(family: str, options: OffloadOptions) -> Generated:
+    with open_device("cpu") as device, Offloader(tiny_families.model_of(family), device, options) as offloader:
         return offloader.generate(PROMPT, 8, 2, set())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny_families.ALL)
 @pytest.mark.parametrize("cache", ["1", "25%", "100%"])
 def test_every_family_says_the_same_at_every_residency(family: str, cache: str) -> None:
     """Seen in EfficientMoE/MoE-Infinity#32, jundot/omlx#2595: does a wrong prefetch change the output?"""
-    result = generated(family, Choice("lru", cache=cache, check=True))
+    result = generated(family, OffloadOptions("lru", cache=cache, check=True))
     assert result.tokens == resident(family)
     told = result.summary()
     assert told["hits"] + told["late"] + told["misses"] == told["lookups"] > 0
@@ -83,18 +79,42 @@ def test_every_family_says_the_same_at_every_residency(family: str, cache: str) 
         assert told["hits"] == 0
 
 
+LONG_PROMPT = [3 + (7 * i * i + i) % 60 for i in range(40)]
+
+
+@pytest.mark.parametrize("tokens", [30, 40])
+@pytest.mark.parametrize("kind", tiny_families.SCALED)
+def test_positions_that_depend_on_length_give_the_tokens_of_generate_or_are_refused(kind: str, tokens: int) -> None:
+    family, fields = tiny_families.SCALED[kind]
+    prompt = LONG_PROMPT[:tokens]
+
+    def model() -> Any:
+        made = tiny_families.decoder(family, **fields)
+        made.config.eos_token_id = made.generation_config.eos_token_id = None
+        return made
+
+    with open_device("cpu") as device, Offloader(model(), device, OffloadOptions(cache="50%")) as offloader:
+        if "dropped" in kind and tokens == 30:
+            with pytest.raises(InputError, match=r"^--tokens 8: at 32 tokens PhimoeForCausalLM prefills .* at most 2"):
+                offloader.generate(prompt, 8, 2, set())
+            return
+        found = offloader.generate(prompt, 8, 2, set()).tokens
+    said = model().generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, pad_token_id=2)
+    assert found == said[0, tokens:].tolist()
+
+
 @pytest.mark.parametrize("cache", ["25%", "50%", "100%"])
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "switch"])
 def test_a_wrong_predictor_changes_no_token(family: str, cache: str) -> None:
     """Seen in EfficientMoE/MoE-Infinity#32, jundot/omlx#2595: does a wrong prefetch change the output?"""
-    result = generated(family, Choice("tests.realrun.generate.test_generate:Wrong", cache=cache, check=True))
+    result = generated(family, OffloadOptions("tests.realrun.generate.test_generate:Wrong", cache=cache, check=True))
     assert result.tokens == resident(family)
     assert sum(result.counters[-1].issued) > 0
 
 
 @pytest.mark.parametrize("family", ["mixtral", "switch"])
 def test_a_policy_that_holds_everything_copies_nothing_while_it_runs(family: str) -> None:
-    result = generated(family, Choice("all-in-gpu", cache="1", check=True))
+    result = generated(family, OffloadOptions("all-in-gpu", cache="1", check=True))
     assert result.tokens == resident(family)
     told = result.summary()
     assert told["hits"] == told["lookups"] > 0 and told["link_bytes"] == {"demand": 0, "prefetch": 0}
@@ -106,12 +126,12 @@ def test_a_policy_that_holds_everything_copies_nothing_while_it_runs(family: str
 def test_policies_that_need_no_future_run_online(policy: str) -> None:
     name, *settings = policy.split(",")
     values: dict[str, object] = dict([settings[0].split("=")]) if settings else {}
-    assert generated("mixtral", Choice(name, values, cache="50%", check=True)).tokens == resident("mixtral")
+    assert generated("mixtral", OffloadOptions(name, values, cache="50%", check=True)).tokens == resident("mixtral")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny_families.ALL)
 def test_a_skeleton_has_the_structure_of_the_model(family: str, tmp_path: Path) -> None:
-    model = model_of(family)
+    model = tiny_families.model_of(family)
     model.save_pretrained(tmp_path)
     bones = skeleton(tmp_path)
     assert all(parameter.is_meta for parameter in bones.parameters())
@@ -122,7 +142,8 @@ def test_a_skeleton_has_the_structure_of_the_model(family: str, tmp_path: Path) 
 
 
 def test_a_second_prompt_finds_what_the_first_left() -> None:
-    with open_device("cpu") as device, Offloader(model_of("mixtral"), device, Choice(cache="100%")) as offloader:
+    options = OffloadOptions(cache="100%")
+    with open_device("cpu") as device, Offloader(tiny_families.model_of("mixtral"), device, options) as offloader:
         first = offloader.generate(PROMPT, 8, 2, set()).tokens
         again = offloader.generate(PROMPT, 8, 2, set())
     assert first == again.tokens == resident("mixtral")
@@ -131,7 +152,7 @@ def test_a_second_prompt_finds_what_the_first_left() -> None:
 
 def test_what_must_see_the_future_is_refused() -> None:
     with pytest.raises(InputError, match="policy clairvoyant: it is told what comes"):
-        generated("mixtral", Choice("clairvoyant"))
+        generated("mixtral", OffloadOptions("clairvoyant"))
 
 
 def test_what_a_running_model_cannot_give_is_named() -> None:
@@ -163,7 +184,7 @@ def test_decisions_moment_by_moment_are_those_of_a_whole_trace(world: World, nam
     policy = make_policy(name, one.setting)
     work = _work(one)
     whole = policy.plan(policy.view(one.trace, work)).by_moment(trace.n_experts)
-    shape = Shape("toy", tuple(trace.layers.tolist()), trace.n_experts, trace.top_k, 64, 3)
+    shape = StackShape("toy", tuple(trace.layers.tolist()), trace.n_experts, trace.top_k, 64, 3)
     live = LiveTrace(shape, frozenset(), None)
     planner = Planner(policy, live)
     for step in range(work.schedule.n_steps):

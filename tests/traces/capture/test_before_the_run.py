@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch
 
 from ground.errors import InputError
-from tests.support.tiny_families import decoder
+from tests.support.tiny_families import SCALED, decoder
 from tests.support.tiny_moe import tokenizer
 from tests.traces.capture.test_families import PROMPTS, arrays, run, without_end
 from traces.__main__ import main
@@ -161,7 +161,6 @@ def test_a_padding_token_beyond_the_embeddings_pads_all_the_same():
 
 def test_nothing_but_the_line_is_said_where_transformers_warns_of_a_configuration(tmp_path, capfd):
     """The frequencies of Phi-3.5-MoE's positions have fields of its own, of which transformers warns."""
-    from tests.traces.capture.test_lengths import SCALED
     from traces.capture.checkpoint import load_tokenizer, skeleton
 
     folder = checkpoint(tmp_path / "model", "phimoe", **SCALED["longrope with the cache dropped"][1])

@@ -8,31 +8,11 @@ import torch
 import transformers
 
 from ground.errors import InputError
-from tests.support.tiny_families import decoder
+from tests.support.tiny_families import SCALED, decoder
 from tests.traces.capture.test_families import run, without_end
 from traces.capture.positions import LengthTables
 from traces.capture.prompts import Batches
 
-FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 4.0], "original_max_position_embeddings": 32}
-LONG = FACTORS | {"rope_type": "longrope", "rope_theta": 1e4}
-SCALED = {
-    "longrope with the cache dropped": (
-        "phimoe",
-        {"original_max_position_embeddings": 32, "max_position_embeddings": 128,
-         "rope_scaling": FACTORS | {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.3}},
-    ),
-    "longrope": ("qwen3_moe", {"max_position_embeddings": 128, "rope_parameters": LONG}),
-    "dynamic": (
-        "qwen3_moe",
-        {"max_position_embeddings": 32, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
-    ),
-    "yarn": (
-        "qwen3_moe",
-        {"max_position_embeddings": 128,
-         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                             "original_max_position_embeddings": 32}},
-    ),
-}  # fmt: skip
 # transformers 5.17 drops the cache where the cached frequencies end, and then runs the last token alone.
 LOSES_CONTEXT = tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 24)
 
