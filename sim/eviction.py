@@ -7,6 +7,9 @@ known by their flat number, ``layer * E + expert``.
 A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``. A rule that says
 ``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it. One that says
 ``listed = True`` gives more than `MANY` candidates as an ``array("q")``, which the cache searches faster.
+
+A new rule with a name: its class stands here, in `EVICTIONS` too, and its compiled twin in ``sim.compiled.order``.
+Without that twin its runs are the SimPy engine's.
 """
 
 from array import array
@@ -196,6 +199,8 @@ class PerfectLFU(LFU):
 class Score(_Ranked):
     """Lowest value first, as a policy last said; ties by recency. Values change by ``valued``."""
 
+    by_values = True
+
     def __init__(self, first_call: np.ndarray) -> None:
         super().__init__(first_call)
         self._values = [0] * len(first_call)
@@ -228,6 +233,8 @@ class ScoreLFU(Score):
     2502.05370, EuroSys 2026). An expert that a prefetch brought counts as used once before it is: a product of 0 would
     send away first what was just predicted.
     """
+
+    by_product = True
 
     def __init__(self, first_call: np.ndarray) -> None:
         super().__init__(first_call)
@@ -272,7 +279,7 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "score-lfu": ScoreLFU,
     "next-use": NextUse,
 }
-"""The rules that both engines know, by name."""
+"""The rules by name."""
 
 
 def eviction_rule(eviction: str | Callable[[np.ndarray], Eviction]) -> Callable[[np.ndarray], Eviction]:
@@ -287,3 +294,13 @@ def eviction_rule(eviction: str | Callable[[np.ndarray], Eviction]) -> Callable[
 def foresees(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
     """Whether that rule is told the future. Raises InputError for an unknown name."""
     return bool(getattr(eviction_rule(eviction), "clairvoyant", False))
+
+
+def goes_by_values(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
+    """Whether that is the name of a rule that needs a plan's values. Raises InputError for an unknown name."""
+    return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_values", False))
+
+
+def ranks_by_product(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
+    """Whether that is the name of a rule that multiplies values by uses. Raises InputError for an unknown name."""
+    return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_product", False))

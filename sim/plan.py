@@ -5,18 +5,18 @@ Decisions are taken at **moments**. Step ``s`` of a model with ``L`` routed laye
 routed layer ``l`` has its route. A **call** is one routed layer of one step, numbered ``s * L + l``.
 
 Nothing here depends on simulated time, so a plan is made once for a trace, reused by every design that shares it, and
-executed by the SimPy engine, by a compiled one, or by a real GPU.
+executed by the SimPy engine, by the compiled one, or by a real GPU.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import Eviction, eviction_rule
+from sim.eviction import Eviction, eviction_rule, goes_by_values, ranks_by_product
 
 MOST_CHUNKS = 1_000_000
 """Pieces of a transfer; more is a slip of the keyboard."""
@@ -102,6 +102,20 @@ class Requests:
         distinct, first = np.unique(moment, return_index=True)
         return Requests(distinct, np.append(first, len(moment)), call, expert, ranks)
 
+    @staticmethod
+    def merged(moment: np.ndarray, call: np.ndarray, expert: np.ndarray, priority: np.ndarray) -> "Requests":
+        """Requests of several rows of a step (all (N,)) in any order: one an expert and moment, at its best priority.
+
+        At equal priority the smaller expert goes first. All that a moment asks of one expert is for one call.
+        """
+        order = np.lexsort((expert, priority, moment))
+        moment, call, expert, priority = (np.asarray(a, np.int64)[order] for a in (moment, call, expert, priority))
+        width = int(expert.max(initial=0)) + 1
+        # The best stand first, so the first of each expert and moment is its best.
+        _, first = np.unique(moment * width + expert, return_index=True)
+        best = np.sort(first)
+        return Requests.build(moment[best], call[best], expert[best], priority[best])
+
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a call that has passed or never comes, or an expert of another layer."""
         _moments("requests.moment", self.moment, n_steps * (n_layers + 1))
@@ -132,7 +146,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Values:
-    """How much each expert is worth keeping, for eviction rules that ask (``score``, ``score-lfu``).
+    """How much each expert is worth keeping, for eviction rules that go by it (``score``, ``score-lfu``).
 
     ``table`` (V, L * E) of integers; at ``moment[i]`` the row ``index[i]`` comes into force. Moments rise strictly.
     Rows that come back are named again, not stored again.
@@ -211,7 +225,7 @@ class Host:
     on the host if that takes less (by ``read_ns``) than to copy it and run it on the GPU; otherwise it is demanded.
     The host takes a call's experts one after another, ``beside`` what GPU and link do for the call, or after that.
 
-    Experts in ``own`` (N,) int64, flat and rising, have slots of their own in the budget, which nobody else is given.
+    Experts in ``reserved`` (N,) int64, flat and rising, have a slot each in the budget, which no other expert is given.
     They come there as all experts do, by request or demand.
     """
 
@@ -219,7 +233,7 @@ class Host:
     read_ns: np.ndarray
     shared_ns: np.ndarray
     row_ns: np.ndarray
-    own: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    reserved: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     beside: bool = True
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
@@ -227,13 +241,24 @@ class Host:
         for name in ("fixed_ns", "read_ns", "shared_ns", "row_ns"):
             _integers(f"host.{name}", getattr(self, name), length=n_layers)
             _within(f"host.{name}", getattr(self, name), 0, 2**40 + 1)
-        _integers("host.own", self.own)
-        _within("host.own", self.own, 0, n_layers * n_experts)
-        _rising("host.own", self.own)
+        _integers("host.reserved", self.reserved)
+        _within("host.reserved", self.reserved, 0, n_layers * n_experts)
+        _rising("host.reserved", self.reserved)
         _switch("host.beside", self.beside)
 
 
 Discipline = Literal["fifo", "demand-first", "preemptive"]
+
+
+class Decision(NamedTuple):
+    """What a plan decides at one moment."""
+
+    values: list[tuple[int, np.ndarray]]
+    """New values, (the first expert that they are of, one value an expert from there on)."""
+    predict_ns: int
+    """Time of predicting."""
+    requests: list[tuple[int, int, int]]
+    """(expert, call, priority)."""
 
 
 @dataclass(frozen=True)
@@ -241,11 +266,12 @@ class Plan:
     """Everything that an engine needs to know of a policy.
 
     Attributes:
-        eviction: name of a rule in ``sim.eviction.EVICTIONS``, or a class like those (SimPy engine only).
+        eviction: name of a rule in ``sim.eviction.EVICTIONS``, or a class like those (which the compiled engine
+            leaves to the SimPy engine).
         per_layer: split the slots evenly over layers, a pool each, instead of sharing one.
-        keep: False lets no expert outlive its call, but for those with slots of their own: pure streaming.
+        keep: False lets no expert outlive its call, but for those with reserved slots: pure streaming.
         requests: prefetches, or None.
-        values: values for the rules ``score`` and ``score-lfu``, or None.
+        values: values for the rules that go by them, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
         ring: begin with a copy of the first layer as a whole, while any layer computes copy the whole next one (after
@@ -289,17 +315,7 @@ class Plan:
         if not isinstance(self.prediction, Prediction):
             raise _at_fault("prediction", type(self.prediction).__name__, "a Prediction")
         self.prediction.check(n_layers, n_steps)
-        if not isinstance(self.eviction, str) and not callable(self.eviction):
-            raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
-        try:
-            eviction_rule(self.eviction)
-        except InputError as unknown:
-            raise PlanError(f"plan: {unknown}") from None
-        if self.eviction in ("score", "score-lfu") and self.values is None:
-            raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
-        if self.eviction == "score-lfu" and self.values and self.values.largest() * n_steps >= 2**63:
-            largest = self.values.largest()
-            raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
+        self._check_eviction(n_steps)
         if self.discipline not in get_args(Discipline):
             raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         if self.host is not None and (self.everything_resident or self.ring):
@@ -309,3 +325,36 @@ class Plan:
         _number("chunks", self.chunks, most=MOST_CHUNKS)
         if not isinstance(self.note, str):
             raise _at_fault("note", self.note, "a text")
+
+    def _check_eviction(self, n_steps: int) -> None:
+        if not isinstance(self.eviction, str) and not callable(self.eviction):
+            raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
+        try:
+            eviction_rule(self.eviction)
+        except InputError as unknown:
+            raise PlanError(f"plan: {unknown}") from None
+        if self.values is None:
+            if goes_by_values(self.eviction):
+                raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
+        elif ranks_by_product(self.eviction) and self.values.largest() * n_steps >= 2**63:
+            largest = self.values.largest()
+            raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
+
+    def by_moment(self, n_experts: int) -> dict[int, Decision]:
+        """The moments at which anything is decided, and what that is; ``n_experts`` a layer."""
+        table: dict[int, Decision] = {}
+        if self.requests is not None:
+            asked = self.requests
+            rows = list(zip(asked.expert.tolist(), asked.call.tolist(), asked.priority.tolist(), strict=True))
+            bounds = asked.offsets.tolist()
+            for i, moment in enumerate(asked.moment.tolist()):
+                table[moment] = Decision([], 0, rows[bounds[i] : bounds[i + 1]])
+        for moment, ns in zip(self.prediction.moment.tolist(), self.prediction.ns.tolist(), strict=True):
+            table[moment] = Decision([], ns, table[moment].requests if moment in table else [])
+        if self.values is not None:
+            worth = self.values
+            layers = worth.layer.tolist() if worth.by_layer else [0] * len(worth.moment)
+            for moment, layer, row in zip(worth.moment.tolist(), layers, worth.index.tolist(), strict=True):
+                values = table.setdefault(moment, Decision([], 0, [])).values
+                values.append((layer * n_experts, worth.table[row]))
+        return table

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ground.errors import InputError
+from sim.eviction import NEVER
 from sim.log import DECODE, PREFILL
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
-from sim.model.spec import ModelSpec
-from sim.run.slots import first_calls, next_calls
+from traces.models.spec import ModelSpec
 from traces.trace import Trace
 
 MOST = 2**62
@@ -75,6 +75,10 @@ def batched(trace: Trace, batch: int) -> Schedule:
 class Workload:
     """The calls of a run. S steps, L routed layers, E experts a layer; call ``s * L + l``; expert ``l * E + e``.
 
+    An expert that a call needs is **there** if it is resident when its wave begins, or else it is **awaited**. The two
+    may take different GPU time: those that are there are launched together, an awaited one by itself while its copy
+    runs. A wave of which some are there and some awaited is **split**.
+
     Attributes:
         schedule: which rows run when.
         n_layers, n_experts: L and E.
@@ -83,7 +87,7 @@ class Workload:
         tokens: how many rows each serves (N,) int64.
         layer_ns: GPU time before a call's route is known, a call (S * L,) int64.
         shared_ns: GPU time of shared experts after it, a call (S * L,) int64.
-        expert_ns: GPU time of each look-up's expert (N,) int64.
+        expert_ns: GPU time of each look-up's expert if it is there (N,) int64.
         head_ns: GPU time after the last routed layer, a step (S,) int64.
         activations: valid (row, layer, expert) triples, a step (S,) int64.
         expert_bytes: bytes of one expert, a routed layer.
@@ -91,13 +95,12 @@ class Workload:
         latency_ns: its fixed part.
         chained: whether a copy that follows another at once is spared that part.
         chunks: matrices of one expert, into which a transfer is cut by default.
-        launch_ns: what passes before the experts of a wave that are there begin; nothing before those that are waited
-            for. It is nobody's compute time.
-        waited_ns: GPU time of each look-up's expert if it is waited for, launched meanwhile and run by itself (N,)
-            int64; None: its ``expert_ns``.
-        copying_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
-        apart_ns: what so many experts of a wave that are there take more because others are missing, by their number
-            (E + 1,) int64; of calls whose experts have one row each. It is nobody's compute time either. None: nothing.
+        launch_ns: what passes before the experts of a wave that are there begin; nothing before awaited ones. It is
+            counted as nobody's compute time.
+        awaited_ns: GPU time of each look-up's expert if it is awaited (N,) int64; None: its ``expert_ns``.
+        beside_copy_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
+        split_wave_ns: what the experts that are there take more in a split wave, by their number (E + 1,) int64; of
+            calls whose experts have one row each. It is counted as nobody's compute time either. None: nothing.
     """
 
     schedule: Schedule
@@ -117,9 +120,9 @@ class Workload:
     chunks: int
     chained: bool = False
     launch_ns: int = 0
-    waited_ns: np.ndarray | None = None
-    copying_ns: int = 0
-    apart_ns: np.ndarray | None = None
+    awaited_ns: np.ndarray | None = None
+    beside_copy_ns: int = 0
+    split_wave_ns: np.ndarray | None = None
 
     @property
     def n_calls(self) -> int:
@@ -147,14 +150,14 @@ class Workload:
         return np.array(self.expert_bytes, np.int64)[self.expert // self.n_experts]
 
     @property
-    def waits_ns(self) -> np.ndarray:
-        """GPU time of each look-up's expert if it is waited for (N,)."""
-        return self.expert_ns if self.waited_ns is None else self.waited_ns
+    def if_awaited_ns(self) -> np.ndarray:
+        """GPU time of each look-up's expert if it is awaited (N,), whether or not that is told apart."""
+        return self.expert_ns if self.awaited_ns is None else self.awaited_ns
 
     @property
     def least_ns(self) -> np.ndarray:
-        """The least GPU time of each look-up's expert, there or waited for (N,)."""
-        return np.minimum(self.expert_ns, self.waits_ns)
+        """The least GPU time of each look-up's expert, there or awaited (N,)."""
+        return np.minimum(self.expert_ns, self.if_awaited_ns)
 
     def compute_ns(self, expert_ns: np.ndarray | None = None) -> np.ndarray:
         """GPU time of each step (S,) int64, its experts taking ``expert_ns`` (N,); by default all are resident."""
@@ -168,10 +171,10 @@ class Workload:
 
         Every transfer may be interrupted by every demand once, and then pays its latency again.
         """
-        work = (self.layer_ns, self.shared_ns, np.maximum(self.expert_ns, self.waits_ns), self.head_ns)
+        work = (self.layer_ns, self.shared_ns, np.maximum(self.expert_ns, self.if_awaited_ns), self.head_ns)
         busy = sum(int(part.max(initial=0)) * len(part) for part in work)
-        apart = 0 if self.apart_ns is None else int(self.apart_ns.max())
-        busy += (self.launch_ns + apart) * len(self.expert) + self.copying_ns * self.n_calls
+        apart = 0 if self.split_wave_ns is None else int(self.split_wave_ns.max())
+        busy += (self.launch_ns + apart) * len(self.expert) + self.beside_copy_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
@@ -188,6 +191,28 @@ class Workload:
     def first_call(self) -> np.ndarray:
         """The first call that needs each expert (L * E,)."""
         return first_calls(self.offsets, self.expert, self.n_layers * self.n_experts)
+
+
+def next_calls(offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
+    """The call that needs the same expert next, a look-up (N,) int64; NEVER where there is none.
+
+    Call i needs ``experts[offsets[i]:offsets[i+1]]``.
+    """
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    # Calls rise already. Small integers are sorted by radix: no comparison, no logarithm.
+    order = np.argsort(experts.astype(np.min_scalar_type(experts.max(initial=0))), kind="stable")
+    following = np.full(len(experts), NEVER, np.int64)
+    same = experts[order[1:]] == experts[order[:-1]]
+    following[order[:-1][same]] = call[order[1:][same]]
+    return following
+
+
+def first_calls(offsets: np.ndarray, experts: np.ndarray, total: int) -> np.ndarray:
+    """The first call that needs each of ``total`` experts (total,) int64; NEVER for one that is never needed."""
+    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    first = np.full(total, NEVER, np.int64)
+    np.minimum.at(first, experts, call)
+    return first
 
 
 def cached_tokens(trace: Trace, schedule: Schedule) -> np.ndarray:
@@ -241,9 +266,9 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         chunks=model.expert_matrices,
         chained=hardware.link.queued is not None,
         launch_ns=costs.launch_ns,
-        waited_ns=costs.waited_ns(tokens, layer_of),
-        copying_ns=costs.copying_ns,
-        apart_ns=costs.apart_ns(),
+        awaited_ns=costs.awaited_ns(tokens, layer_of),
+        beside_copy_ns=costs.beside_copy_ns,
+        split_wave_ns=costs.split_wave_ns(),
     )
     work.check_size()
     return work

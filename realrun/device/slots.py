@@ -46,7 +46,8 @@ class DeviceCache(ExpertCache):
         first_call: np.ndarray | None = None,
         room: "Room | None" = None,
     ) -> None:
-        super().__init__((size,) * n_layers, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.own)
+        sizes = (size,) * n_layers
+        super().__init__(sizes, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.reserved)
         every = n_experts * n_layers
         counts = [min(capacity // size, every) for capacity in self.capacity]
         self.n_slots = sum(counts)

@@ -1,9 +1,10 @@
-"""What every loop over layer calls does on a device, whoever drives it: look up, claim, wait, let go, decide.
+"""What every loop over layer calls does on a device, whatever drives it.
 
-Slots of a call are pinned from its look-up until the event after its last kernel has been seen. Counters, look-ups and
-the order of service are the simulator's own (``sim.run.slots``, ``sim.run.link``); only time is the device's. Whoever waits
-takes a turn: it sees what has landed, lets go of slots whose kernels have ended and hands over more copies. Nothing
-else blocks.
+The rules of a call, counters and the order of service are the simulator's own (``sim.run.call``, ``sim.run.slots``,
+``sim.run.link_queue``); only time is the device's. Slots of a call are pinned from its look-up until the event after
+its last kernel has been seen. Nothing blocks: while the host waits for anything it looks after the link again and
+again (`Loop._look_after_link`). That is, it sees which copies have landed, lets go of slots whose kernels have ended,
+and hands over more copies.
 """
 
 import gc
@@ -26,27 +27,24 @@ from realrun.device.host_store import HostStore
 from realrun.device.slots import DeviceCache, Room
 from realrun.device.stamps import Checker
 from realrun.engine.predicting import Predictions
-from sim.eviction import NEVER
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
-from sim.plan import Plan
-from sim.run.clock import Clock
-from sim.run.link import Transfer
-from sim.run.slots import LOADING, RESIDENT
-from sim.run.terms import Terms
+from sim.eviction import foresees
+from sim.log import Counters
+from sim.plan import Decision, Plan
+from sim.run.call import LayerCalls
+from sim.run.link_queue import Transfer
+from sim.run.terms import RunTerms
+from sim.workload import Workload
 
 STUCK_SECONDS = 60.0
 """Without anything arriving, ending or being computed, a run is given up."""
 SWITCH_SECONDS = 2e-5
 """After so long a thread that computes gets the interpreter from the one that looks again and again."""
 PAUSE_SECONDS = 5e-5
-"""Between two turns while a thread of the host computes: it needs the processor more."""
+"""Between two looks after the link while a thread of the host computes: it needs the processor more."""
 REQUESTS_AT_ONCE = 32
 """Requests that are made before the host does something else: the link must not run dry, nor the device."""
-TURNS_BETWEEN_LOOKS = 256
-"""Turns between looks at the clock and at whether somebody wants the run to end."""
-
-Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
-"""What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
+LOOKS_BETWEEN_CHECKS = 256
+"""Looks after the link between checks of the clock and of whether somebody wants the run to end."""
 
 
 class Stopped(Exception):
@@ -77,7 +75,7 @@ class Loop:
         check: compare every slot with its stamp, before and after its kernels.
         stop: asked now and then whether the run should end early.
         room: slots to use again.
-        first_call: of each expert, for clairvoyant rules.
+        work: all calls of the run, where they are known beforehand.
     """
 
     def __init__(
@@ -86,105 +84,57 @@ class Loop:
         store: HostStore,
         shape: tuple[int, int],
         plan: Plan,
-        terms: Terms,
+        terms: RunTerms,
         predictions: Predictions,
         *,
         check: bool = False,
         stop: Callable[[], bool] = lambda: False,
         room: Room | None = None,
-        first_call: np.ndarray | None = None,
+        work: Workload | None = None,
     ) -> None:
         self.device: Any = device
         self.plan = plan
         self.n_layers, self.n_experts = shape
         self.counters = Counters()
-        self.cache = DeviceCache(
-            device, store.size, *shape, terms.slots, plan.eviction, first_call, room
-        )  # fmt: skip
+        first_call = work.first_call() if work is not None and foresees(plan.eviction) else None
+        self.cache = DeviceCache(device, store.size, *shape, terms.slots, plan.eviction, first_call, room)
         self.link = CopyLink(
-            Clock(), self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check
-        )
+            self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check
+        )  # fmt: skip
+        self.calls = LayerCalls(plan, self.link, *shape, work, terms.host)
         self.checker = Checker(self.device, self.cache, self.n_experts) if check else None
         self.times = Times()
-        self.found = bytearray()
-        """What each look-up found; 0 is REUSE_HIT."""
         self.predict: list[int] = []
         """Time spent predicting on the critical path, a step, ns."""
-        self._next_call: list[int] = []
-        self._to_host: list[bool] = []
         self._predictions, self._stop = predictions, stop
         self._holding: deque[tuple[Event, list[int]]] = deque()
         self._asides: list[tuple[Event, list[tuple[int, int, int]]]] = []
         self._to_request: Iterator[tuple[int, int, int]] | None = None
         self._moved_at = time.monotonic()
         self._waits_for = ("the first step", -1)
-        self._turns = 0
+        self._looks = 0
 
     def _copy_all(self) -> None:
         """Have every expert there before the first step, which counts nowhere."""
         for expert in range(self.n_layers * self.n_experts):
             self.link.demand(expert)
             self.link.kick()
-            self.cache.used[expert] = 1
+            self.cache.use(expert)
         self._until(lambda: not self.link.moving, "all experts before step", 0)
         self.counters.demand_bytes[:] = [0, 0]
 
     # -- one call ------------------------------------------------------------------------------------------------
 
-    def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
-        """Find each needed expert resident, under way or absent; return those under way."""
+    def _begin_call(self, call: int, needed: list[int], first: int) -> None:
+        """The route of ``call`` is known: look its experts up, from look-up ``first`` on."""
         self._request_all()
-        cache, link, found = self.cache, self.link, self.found
-        state, used, pool, rules, next_call = cache.state, cache.used, cache.pool, cache.rules, self._next_call
-        late: set[int] = set()
-        for i, expert in enumerate(needed, first):
-            if state[expert] == RESIDENT:
-                if not used[expert]:
-                    found[i] = PREFETCH_HIT
-                    used[expert] = 1
-                    self.counters.useful_prefetch(expert)
-            else:
-                link.forget_if_passed(expert, call)
-                transfer = link.transfers.get(expert)
-                if transfer is not None:
-                    found[i] = LATE_IN_FLIGHT if state[expert] == LOADING else LATE_QUEUED
-                    self.counters.late[transfer.phase] += 1
-                    late.add(expert)
-                    link.demand(expert)
-                else:
-                    hosted = bool(self._to_host) and self._to_host[i]
-                    found[i] = HOSTED if hosted else MISS
-                    if hosted:
-                        continue  # it gets no slot, so its pool's rule hears nothing of it
-            rules[pool[expert]].needed(expert, next_call[i] if next_call else NEVER)
-        return late
-
-    def _rest(self, call: int, late: set[int]) -> list[Transfer]:
-        """Insist on what was requested for ``call``, is under way and is not needed; return it."""
-        link, wanted, n_experts = self.link, self.cache.wanted_until, self.n_experts
-        first = call % self.n_layers * n_experts
-        return [
-            link.insist(expert)
-            for expert in range(first, first + n_experts)
-            if expert in link.transfers and expert not in late and wanted[expert] == call
-        ]
-
-    def _claim(self, group: list[int]) -> tuple[list[int], list[Transfer]]:
-        """Pin a wave and demand what it lacks: what is resident, and what to wait for, those under way first."""
-        link, pinned, state = self.link, self.cache.pinned, self.cache.state
-        ready: list[int] = []
-        under_way: list[Transfer] = []
-        absent: list[Transfer] = []
-        for expert in group:
-            pinned[expert] = 1
-            if state[expert] == RESIDENT:
-                ready.append(expert)
-            else:
-                (under_way if expert in link.transfers else absent).append(link.demand(expert))
-        return ready, under_way + absent
+        self.calls.begin(call, needed, first)
 
     def _stand_still(self, call: int, transfers: list[Transfer], late: bool, since: Event | None = None) -> Event:
-        """Have the computing stream wait for ``transfers``, from ``since`` or now, and time that; returns its end."""
+        """Have the computing stream wait for ``transfers``, from ``since`` or now, and time that; returns its end.
+
+        It counts as waiting for a prefetch if ``late``, else for a demand.
+        """
         idle = self.device.compute.mark() if since is None else since
         for transfer in transfers:
             if transfer.event is None:  # no slot is free yet
@@ -195,9 +145,9 @@ class Loop:
         stalls.append((call, idle, end))
         return end
 
-    def _stand_still_for_rest(self, call: int, rest: list[Transfer]) -> None:
-        """Have the computing stream wait for what of ``rest`` is still under way, though nobody needs it."""
-        under_way = [transfer for transfer in rest if self.link.transfers.get(transfer.expert) is transfer]
+    def _stand_still_for_others(self, call: int) -> None:
+        """Have the computing stream wait for what is still under way of all that the call does not need itself."""
+        under_way = self.calls.still_under_way()
         if under_way:
             self._stand_still(call, under_way, late=True)
 
@@ -215,18 +165,18 @@ class Loop:
         """Look after the link until ``done``, which is waiting for ``what``, should it never end.
 
         With ``some`` the link gets no more than keeps it busy (``CopyLink.kick``). Raises RunError where nothing moves
-        for `STUCK_SECONDS`, and Stopped.
+        for `STUCK_SECONDS`, and Stopped where somebody wants the run to end.
         """
         self._waits_for, self._moved_at = (what, number), time.monotonic()
         while not done():
-            self._turn(some)
+            self._look_after_link(some)
 
     def _until_thread(self, done: Callable[[], bool], progress: Callable[[], int], what: str, number: int) -> None:
         """The same while a thread of the host works: leave it the processor, and see its ``progress``."""
         self._waits_for, self._moved_at = (what, number), time.monotonic()
         seen = progress()
         while not done():
-            self._turn()
+            self._look_after_link()
             time.sleep(PAUSE_SECONDS)
             if progress() != seen:
                 seen, self._moved_at = progress(), time.monotonic()
@@ -241,14 +191,14 @@ class Loop:
             self.link.poll(follow=False)
             self._let_go(kick=False)
         else:
-            self._turn()
+            self._look_after_link()
 
     def _await_free(self) -> None:
         """Until no wave holds its slots any more."""
         self._until(lambda: not self._holding, "earlier kernels in layer call", self.link.passed)
 
-    def _turn(self, some: bool = False) -> None:
-        """What the host does while it waits."""
+    def _look_after_link(self, some: bool = False) -> None:
+        """What the host does, again and again, while it waits."""
         if self.link.poll(some=some) | self._let_go(kick=not some):
             self._moved_at = time.monotonic()
         for index, (event, requests) in enumerate(self._asides):
@@ -261,8 +211,8 @@ class Loop:
             self._request_some()
             self.link.kick(some)
         self.device.breathe()
-        self._turns += 1
-        if not self._turns % TURNS_BETWEEN_LOOKS:
+        self._looks += 1
+        if not self._looks % LOOKS_BETWEEN_CHECKS:
             if self._stop():
                 raise Stopped
             if time.monotonic() - self._moved_at > STUCK_SECONDS:
@@ -279,10 +229,7 @@ class Loop:
         while self._holding and self._holding[0][0].query():
             self.link.poll(follow=False)  # their copies ended before their kernels
             _, group = self._holding.popleft()
-            for expert in group:
-                self.cache.pinned[expert] = 0
-                if not self.plan.keep and expert not in self.cache.own:
-                    self.cache.release(expert)
+            self.calls.let_go(group)
             gone = True
         if gone and kick:
             self.link.kick()
@@ -290,7 +237,7 @@ class Loop:
 
     # -- the policy ----------------------------------------------------------------------------------------------
 
-    def _decide(self, decision: Moment, number: int) -> None:
+    def _decide(self, decision: Decision, number: int) -> None:
         """Execute what is decided at a moment of step ``number``: new values, the work of predicting, requests."""
         thought = self._think(decision)
         self._revalue(decision)
@@ -298,12 +245,12 @@ class Loop:
             self._answer(thought, number)
         self._ask(decision)
 
-    def _think(self, decision: Moment) -> tuple[int, Event] | None:
+    def _think(self, decision: Decision) -> tuple[int, Event] | None:
         """Begin to predict, if the step waits for the answer: what that took, ns, and its end."""
-        if not (decision[1] and self.plan.prediction.critical):
+        if not (decision.predict_ns and self.plan.prediction.critical):
             return None
         begin = time.perf_counter_ns()
-        event = self._predictions.begin(decision[1], critical=True)
+        event = self._predictions.begin(decision.predict_ns, critical=True)
         return time.perf_counter_ns() - begin, event
 
     def _answer(self, thought: tuple[int, Event], number: int) -> None:
@@ -313,12 +260,12 @@ class Loop:
         self._until(event.query, "the answer of a prediction in step", number, some=True)
         self.predict[number] += spent + time.perf_counter_ns() - begin
 
-    def _revalue(self, decision: Moment) -> None:
+    def _revalue(self, decision: Decision) -> None:
         """Tell the cache of new values."""
-        for first, row in decision[0]:
+        for first, row in decision.values:
             self.cache.valued(first, row)
 
-    def _ask(self, decision: Moment) -> None:
+    def _ask(self, decision: Decision) -> None:
         """Make the requests, behind a prediction that nobody waits for if there is one."""
         _, cost, requests = decision
         if cost and not self.plan.prediction.critical:
@@ -335,7 +282,7 @@ class Loop:
         if len(requests) <= REQUESTS_AT_ONCE:
             self.link.request_all(requests)
             return
-        self._to_request = iter(self.link.keep(requests))
+        self._to_request = iter(self.link.request_present(requests))
         self._request_some()
 
     def _request_some(self) -> None:
@@ -350,10 +297,10 @@ class Loop:
             self._request_some()
             self.link.poll()
 
-    def _stream_next_layer(self, call: int) -> None:
+    def _stream_layer(self, call: int) -> None:
+        """Ask for all experts of the layer of ``call``."""
         self._request_all()
-        first = call % self.n_layers * self.n_experts
-        self.link.request_all([(expert, call, call) for expert in range(first, first + self.n_experts)])
+        self.calls.stream(call)
 
     def _spent(self, spans: list[tuple[int, Event, Event]], size: int) -> np.ndarray:
         """Device time between marks, summed by number, of the first ``size`` numbers."""
@@ -372,8 +319,9 @@ def _handed_over(transfer: Transfer) -> bool:
 def undisturbed() -> Iterator[None]:
     """No pauses of Python's collector while microseconds count, and no waits of other threads for the interpreter.
 
-    Whoever waits for a device looks again and again, so it always wants the interpreter. A thread that computes gives
-    that up in every operation of torch, and by Python's own setting waits 5 ms each time to have it back.
+    A thread that waits for the device looks again and again, so it always wants the interpreter. A thread that computes
+    gives the interpreter up in every operation of torch, and by Python's own setting waits 5 ms each time to have it
+    back.
     """
     was, interval = gc.isenabled(), sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)

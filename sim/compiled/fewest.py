@@ -7,7 +7,7 @@ import numpy as np
 from sim.compiled.heap import Heaps, push, remove, top
 from sim.compiled.jit import entry, inner
 from sim.eviction import NEVER
-from sim.run.slots import next_calls
+from sim.workload import next_calls
 
 
 def fewest_loads(

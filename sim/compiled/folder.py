@@ -1,7 +1,8 @@
 """Where compiled code is kept.
 
 numba recognises a changed function by the file that it stands in, not by the files of what it calls. So the folder is
-named after a digest of the whole package: code that changed anywhere is never run from an old cache.
+named after a digest of the whole package, and of the files whose constants are compiled into it: code that changed
+anywhere is never run from an old cache.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ground.cache_folder import cache_folder
 
+CONSTANTS_FROM = ("eviction.py", "log.py", "run/slots.py")
 KEPT = 3
 """Folders of other versions that stay: checkouts side by side do not compile in turns."""
 
@@ -45,6 +47,7 @@ def _changed(folder: Path) -> float:
 @cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in [*sorted(here.glob("*.py")), *(here.parent / name for name in CONSTANTS_FROM)]:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

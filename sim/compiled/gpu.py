@@ -11,7 +11,6 @@ from sim.compiled.link import close, demand, insist, kick, pass_call, request
 from sim.compiled.machine import (
     FOREVER,
     LACKING,
-    NEXT_USE,
     NOBODY,
     READY,
     UNDER_WAY,
@@ -47,7 +46,7 @@ def run(m: Any) -> bool:
             number_at(m.predict, step).n += _decide(m)
             kick(m)
         for layer in range(m.n_layers):
-            copying = 0 if m.running == NOBODY else m.copying_ns
+            copying = 0 if m.running == NOBODY else m.beside_copy_ns
             advance(m, m.now + number_at(m.layer_ns, step * m.n_layers + layer).n + copying)
             if not _call(m, step, layer):
                 return False
@@ -143,12 +142,12 @@ def _wait_for_host(m: Any, call: int, ends: int) -> None:
 
 @inlined
 def _wave_end(m: Any, begin: int, size: int, wave: int) -> int:
-    """Where the wave of pieces that begins at ``begin`` ends: those with slots of their own take no other's."""
+    """Where the wave of pieces that begins at ``begin`` ends: those with reserved slots take no other's."""
     if not m.host:
         return min(begin + wave, size)
     end, room = begin, wave
-    while end < size and (room or slot_at(m.slots, piece_at(m.pieces, end).expert).own):
-        room -= 1 - slot_at(m.slots, piece_at(m.pieces, end).expert).own
+    while end < size and (room or slot_at(m.slots, piece_at(m.pieces, end).expert).reserved):
+        room -= 1 - slot_at(m.slots, piece_at(m.pieces, end).expert).reserved
         end += 1
     return end
 
@@ -202,7 +201,7 @@ def _look_up(m: Any, call: int) -> int:
             slot.pinned = 0
             hosted += 1
             continue  # it gets no slot, so the rule hears nothing of it
-        needed(m, expert, number_at(m.next_call, i).n if m.rule == NEXT_USE else FOREVER)
+        needed(m, expert, number_at(m.next_call, i).n if m.foresees else FOREVER)
         if slot.state == RESIDENT:
             if not slot.used:
                 byte_at(m.found, i).n = PREFETCH_HIT
@@ -242,7 +241,7 @@ def _claim(m: Any, call: int, begin: int, end: int) -> int:
     if there:
         ready += m.launch_ns
         if m.parts and byte_at(m.single, call).n:
-            ready += number_at(m.apart_ns, there).n
+            ready += number_at(m.split_wave_ns, there).n
     return ready
 
 
@@ -277,7 +276,7 @@ def _let_go(m: Any, begin: int, end: int) -> None:
     """The wave is over: its slots may be taken."""
     for i in range(begin, end):
         expert = piece_at(m.pieces, i).expert
-        if not m.keep and not slot_at(m.slots, expert).own:
+        if not m.keep and not slot_at(m.slots, expert).reserved:
             release(m, expert)
         unpin(m, expert)
 
@@ -321,7 +320,7 @@ def _present_first(m: Any, first: int, size: int) -> None:
 def _put(m: Any, place: int, lookup: int) -> None:
     piece = piece_at(m.pieces, place)
     piece.expert, piece.cost = number_at(m.expert, lookup).n, number_at(m.expert_ns, lookup).n
-    piece.wait = number_at(m.waits_ns, lookup).n
+    piece.wait = number_at(m.if_awaited_ns, lookup).n
 
 
 # -- the policy ------------------------------------------------------------------------------------------------------

@@ -12,20 +12,18 @@ import numpy as np
 
 from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
-from sim.eviction import EVICTIONS, NEVER
+from sim.eviction import EVICTIONS, NEVER, foresees, goes_by_values
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
-from sim.run.host_costs import host_costs
-from sim.run.terms import Slots, Terms
+from sim.run.host_costs import HostCosts
+from sim.run.terms import RunTerms, Slots
 from sim.workload import Workload
 
 NOBODY = -1
 FOREVER = NEVER
 
 RULES = tuple(EVICTIONS)
-LRU, FIFO, LFU, PERFECT_LFU, SCORE, SCORE_LFU, NEXT_USE = map(
-    RULES.index, ("lru", "fifo", "lfu", "perfect-lfu", "score", "score-lfu", "next-use")
-)
+"""The eviction rules by number; ``sim.compiled.order`` has those that are compiled."""
 DISCIPLINES: tuple[str, ...] = get_args(Discipline)
 IN_LINE, PREEMPTIVE = map(DISCIPLINES.index, ("fifo", "preemptive"))
 
@@ -48,7 +46,7 @@ SLOT = np.dtype(
         ("ranked", np.int8),  # it has a place in the order of leaving
         ("wanted", np.int8),  # wanted_until has not passed
         ("awaited", np.int8),  # a later wave of the running call will demand it
-        ("own", np.int8),  # its slot is nobody else's
+        ("reserved", np.int8),  # no other expert gets its slot
         ("brought", np.int8),  # 1 + phase of the prefetch that brought it, until somebody needs it; else 0
     ],
     align=True,
@@ -77,7 +75,7 @@ POOL = np.dtype(
     [
         ("free", np.int64),  # bytes that hold no expert
         ("spare", np.int64),  # bytes of experts that may leave: resident, not pinned, not wanted
-        ("reserved", np.int64),  # bytes of those that may leave for a demand alone: resident, not pinned, wanted
+        ("wanted", np.int64),  # bytes of those that may leave for a demand alone: resident, not pinned, wanted
         ("oldest", np.int64),  # ends of the list (lru, fifo)
         ("newest", np.int64),
     ]
@@ -96,15 +94,16 @@ NUMBER = np.dtype([("n", np.int64)])
 BYTE = np.dtype([("n", np.uint8)])
 COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
 
-_CALLS = ("offsets", "expert", "expert_ns", "waits_ns", "next_call", "layer_ns", "shared_ns", "head_ns", "phase_of")
+_CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "next_call", "layer_ns", "shared_ns", "head_ns",
+          "phase_of")  # fmt: skip
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _HOST = ("to_host", "host_alone", "host_shared")
-_APART = ("apart_ns", "single")
-_ADDRESSES = (*_CALLS, *_LOG, *_HOST, *_APART, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue",
+_SPLIT = ("split_wave_ns", "single")
+_ADDRESSES = (*_CALLS, *_LOG, *_HOST, *_SPLIT, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue",
               "aside", "pieces", "moments", "requests", "valued", "table")  # fmt: skip
-_SETTINGS = ("rule", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill", "ring",
-             "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
-             "everything_resident", "launch_ns", "waits", "parts", "copying_ns")  # fmt: skip
+_SETTINGS = ("rule", "foresees", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill",
+             "ring", "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
+             "everything_resident", "launch_ns", "waits", "parts", "beside_copy_ns")  # fmt: skip
 _STATE = (
     "now",
     "phase",
@@ -152,21 +151,21 @@ class Machine:
         return Log(**{name: self.arrays[name] for name in _LOG}, counters=counters)
 
 
-def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
+def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     """An empty machine at the beginning of a run."""
     shares = terms.slots
-    n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity) + bool(shares.own)
-    rule = RULES.index(str(plan.eviction))
-    slots = _slots(work, shares, rule)
+    n_slots, n_pools = work.n_layers * work.n_experts, len(shares.capacity) + bool(shares.reserved)
+    future = foresees(plan.eviction)
+    slots = _slots(work, shares, future)
     largest_call = int(np.diff(work.offsets).max(initial=0))
     moments, requests, valued = _moments(plan, work.n_experts)
-    goes_by_values = rule in (SCORE, SCORE_LFU) and plan.values is not None
-    table = plan.values.table if goes_by_values and plan.values is not None else np.zeros((0, 0), np.int64)
+    values = plan.values if goes_by_values(plan.eviction) else None
+    table = np.zeros((0, 0), np.int64) if values is None else values.table
 
     pools = np.zeros(n_pools, POOL)
     pools["free"][: len(shares.capacity)], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
-    if shares.own:
-        pools["free"][-1] = slots["size"][list(shares.own)].sum()
+    if shares.reserved:
+        pools["free"][-1] = slots["size"][list(shares.reserved)].sum()
     layers = np.zeros(work.n_layers, LAYER)
     layers["fit"] = np.array(shares.capacity)[list(shares.pool)] // np.array(work.expert_bytes)
     layers["first_wanted"] = NOBODY
@@ -176,17 +175,16 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     queue = Heaps(members, n_slots)
     aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
     arrays: dict[str, np.ndarray] = {
-        **_calls(work, rule),
+        **_calls(work, future),
         "finish": np.zeros(work.schedule.n_steps, np.int64),
         "found": np.zeros(len(work.expert), np.uint8),
         "stall_demand": np.zeros(work.n_calls, np.int64),
         "stall_late": np.zeros(work.n_calls, np.int64),
         "predict": np.zeros(work.schedule.n_steps, np.int64),
         "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
-        "waited": np.zeros(0 if work.waited_ns is None else work.n_calls, np.int64),
-        **_host(work, plan),
-        "apart_ns": np.ascontiguousarray(np.zeros(0) if work.apart_ns is None else work.apart_ns, np.int64),
-        "single": np.zeros(0, np.uint8) if work.apart_ns is None else work.single.astype(np.uint8),
+        "waited": np.zeros(0 if work.awaited_ns is None else work.n_calls, np.int64),
+        **_host(terms.host),
+        **_split(work),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -205,14 +203,15 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     for name in _ADDRESSES:
         machine[name] = address(arrays[name])
     settings = {
-        "rule": rule,
+        "rule": RULES.index(str(plan.eviction)),
+        "foresees": future,
         "discipline": DISCIPLINES.index(terms.discipline),
         "chunks": terms.chunks,
         "chained": work.chained,
         "launch_ns": work.launch_ns,
-        "waits": work.waited_ns is not None,
-        "parts": work.apart_ns is not None,
-        "copying_ns": work.copying_ns,
+        "waits": work.awaited_ns is not None,
+        "parts": work.split_wave_ns is not None,
+        "beside_copy_ns": work.beside_copy_ns,
         "critical": plan.prediction.critical,
         "prompt_ns": plan.prediction.prompt_ns,
         "keep": plan.keep,
@@ -236,33 +235,39 @@ def build(work: Workload, plan: Plan, terms: Terms) -> Machine:
     return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
 
 
-def _calls(work: Workload, rule: int) -> dict[str, np.ndarray]:
-    following = work.next_call() if rule == NEXT_USE else np.zeros(0, np.int64)
-    columns = (work.offsets, work.expert, work.expert_ns, work.waits_ns, following,
+def _calls(work: Workload, future: bool) -> dict[str, np.ndarray]:
+    following = work.next_call() if future else np.zeros(0, np.int64)
+    columns = (work.offsets, work.expert, work.expert_ns, work.if_awaited_ns, following,
                work.layer_ns, work.shared_ns, work.head_ns, work.schedule.phase)  # fmt: skip
     return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_CALLS, columns, strict=True)}
 
 
-def _host(work: Workload, plan: Plan) -> dict[str, np.ndarray]:
+def _split(work: Workload) -> dict[str, np.ndarray]:
+    """What experts that are there take more where others of their wave are missing; nothing where that is nothing."""
+    if work.split_wave_ns is None:
+        return {"split_wave_ns": np.zeros(0, np.int64), "single": np.zeros(0, np.uint8)}
+    return {"split_wave_ns": np.ascontiguousarray(work.split_wave_ns, np.int64), "single": work.single.astype(np.uint8)}
+
+
+def _host(costs: HostCosts | None) -> dict[str, np.ndarray]:
     """What look-ups cost on the host; nothing where no expert may run there."""
-    if plan.host is None:
+    if costs is None:
         return {name: np.zeros(0, np.int64) for name in _HOST}
-    costs = host_costs(work, plan.host)
     columns = (costs.chosen, costs.alone, costs.shared)
     return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_HOST, columns, strict=True)}
 
 
-def _slots(work: Workload, shares: Slots, rule: int) -> np.ndarray:
+def _slots(work: Workload, shares: Slots, future: bool) -> np.ndarray:
     layer = np.repeat(np.arange(work.n_layers), work.n_experts)
     slots = np.zeros(len(layer), SLOT)
     slots["size"], slots["pool"], slots["layer"] = (
         np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer], layer
     )  # fmt: skip
-    slots["own"][list(shares.own)] = 1
-    slots["pool"][list(shares.own)] = len(shares.capacity)
+    slots["reserved"][list(shares.reserved)] = 1
+    slots["pool"][list(shares.reserved)] = len(shares.capacity)
     for name in ("wanted_until", "older", "newer", "next_wanted"):
         slots[name] = NOBODY
-    if rule == NEXT_USE:
+    if future:
         slots["uses"] = work.first_call()
     return slots
 

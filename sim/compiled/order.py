@@ -9,22 +9,11 @@ from typing import Any
 
 from sim.compiled.heap import contains, push, remove, top
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import (
-    FIFO,
-    LFU,
-    LRU,
-    NEXT_USE,
-    NOBODY,
-    PERFECT_LFU,
-    SCORE,
-    SCORE_LFU,
-    heap_at,
-    number_at,
-    pool_at,
-    slot_at,
-    valued_at,
-)
+from sim.compiled.machine import NOBODY, RULES, heap_at, number_at, pool_at, slot_at, valued_at
 from sim.run.slots import RESIDENT
+
+COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "score", "score-lfu", "next-use")
+LRU, FIFO, LFU, PERFECT_LFU, SCORE, SCORE_LFU, NEXT_USE = map(RULES.index, COMPILED)
 
 
 @inlined

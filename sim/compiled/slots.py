@@ -69,7 +69,7 @@ def can_allot(m: Any, expert: int, demand: bool) -> bool:
     """Whether ``expert`` can be given room now."""
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
-    return slot.size <= pool.free + pool.spare + (pool.reserved if demand else 0)
+    return slot.size <= pool.free + pool.spare + (pool.wanted if demand else 0)
 
 
 @inner
@@ -116,7 +116,7 @@ def _may_leave(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
     if slot.wanted:
-        pool.reserved += slot.size
+        pool.wanted += slot.size
     else:
         pool.spare += slot.size
     may_leave(m, expert)
@@ -127,7 +127,7 @@ def _must_stay(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
     if slot.wanted:
-        pool.reserved -= slot.size
+        pool.wanted -= slot.size
     else:
         pool.spare -= slot.size
     must_stay(m, expert)

@@ -21,11 +21,10 @@ Decided here:
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan
+from sim.plan import Plan, Requests
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.view import View
-from sim.wishes import merged
 
 
 class CacheMoEParameters(base.Parameters):
@@ -47,7 +46,6 @@ class CacheMoE(Policy):
     variants = ("speculate=0",)
     parameters: CacheMoEParameters
     needs = frozenset({"lookahead"})
-    rank_aware = True
 
     def plan(self, view: View) -> Plan:
         """After each layer's demands, ask for what the next one's gate names."""
@@ -57,5 +55,5 @@ class CacheMoE(Policy):
             row, rank = np.nonzero(guess >= 0)
             call, expert = step[row] * view.n_layers + layer, layer * view.n_experts + guess[row, rank]
             columns.append(np.stack([view.moment(step[row], layer), call, expert, rank]))
-        requests = merged(*np.concatenate(columns, axis=1))
+        requests = Requests.merged(*np.concatenate(columns, axis=1))
         return Plan(eviction="lru", per_layer=True, requests=requests, discipline="demand-first")

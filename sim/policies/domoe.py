@@ -30,7 +30,6 @@ from sim.predictors.table import Table
 from sim.predictors.table import tables as tables_of
 from sim.predictors.upkeep import Upkeep
 from sim.view import View
-from sim.wishes import merged
 
 _Made = TypeVar("_Made")
 
@@ -97,7 +96,7 @@ class Domoe(Policy):
     learns = True
     variants = ("keys=entry", "mode=table", "mode=trajectory", "eviction=lru")
     table_sizes = ("entries", "keys", "room")
-    dear = True
+    keeps_plan = True
     ignores = frozenset({"budget"})
     parameters: DomoeParameters
 
@@ -230,7 +229,7 @@ class Domoe(Policy):
             call = step[row] * view.n_layers + layer
             expert = layer * view.n_experts + best[row, column, rank]
             columns.append(np.stack([view.moment(step[row], point), call, expert, call * view.n_experts + rank]))
-        return merged(*np.concatenate(columns, axis=1))
+        return Requests.merged(*np.concatenate(columns, axis=1))
 
     def _note(self, points: tuple[int, ...]) -> str:
         held = ", ".join(f"{t.domain} {len(t):,} of {sum(t.seen.values()):,} tokens" for t in self.tables)

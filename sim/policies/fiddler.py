@@ -70,11 +70,11 @@ class Fiddler(Policy):
     def plan(self, view: View) -> Plan:
         """Place the most popular experts for good; leave the rest to the host or to one slot."""
         order = self._popular(view.n_layers * view.n_experts)
-        own = np.sort(order)
+        reserved = np.sort(order)
         call = (view.n_steps - 1) * view.n_layers + order // view.n_experts
         place = np.arange(len(order))
         requests = Requests.build(np.zeros(len(order), np.int64), call, order, place)
-        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(own))
+        return Plan(eviction="fifo", keep=False, requests=requests, host=self._host(reserved))
 
     def _popular(self, total: int) -> np.ndarray:
         """The most popular experts, the most used first, that leave room for one more of any size."""
@@ -84,7 +84,7 @@ class Fiddler(Policy):
         sizes = np.repeat(np.array(setting.model.expert_bytes, np.int64), setting.model.experts)
         return order[np.cumsum(sizes[order]) <= setting.budget - max(setting.model.expert_bytes)]
 
-    def _host(self, own: np.ndarray) -> Host:
+    def _host(self, reserved: np.ndarray) -> Host:
         """What experts of each layer take on the host, rounded up; copies never make it faster."""
         given, model, hardware = self.parameters, self.setting.model, self.setting.hardware
         sizes = np.array(model.expert_bytes)
@@ -95,6 +95,6 @@ class Fiddler(Policy):
             read_ns=np.ceil(sizes / self._alone_gbps).astype(np.int64),
             shared_ns=np.ceil(sizes / min(self._alone_gbps, self._shared_gbps)).astype(np.int64),
             row_ns=np.ceil(copies / given.tokens).astype(np.int64),
-            own=own,
+            reserved=reserved,
             beside=given.beside,
         )

@@ -26,12 +26,11 @@ Decided here:
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Values
+from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.expert_maps import ExpertMaps
 from sim.view import View
-from sim.wishes import merged
 
 DISTANCES = {"mixtral-8x7b": 3, "phi-3.5-moe": 4, "qwen1.5-moe-a2.7b": 6}
 OTHER_DISTANCE = 3
@@ -61,7 +60,7 @@ class FineMoE(Policy):
     parameters: FineMoEParameters
     needs = frozenset({"probs", "embeddings"})
     learns = True
-    dear = True
+    keeps_plan = True
     ignores = frozenset({"budget", "seed"})
 
     def plan(self, view: View) -> Plan:
@@ -80,7 +79,7 @@ class FineMoE(Policy):
         return Plan(
             eviction="score-lfu",
             values=_values(view, moment, layer, probs),
-            requests=merged(moment[which], call[which], layer[which] * view.n_experts + expert, -wish),
+            requests=Requests.merged(moment[which], call[which], layer[which] * view.n_experts + expert, -wish),
             prediction=self._prediction(view, entries, np.unique(points)),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * (setting.model.hidden + view.n_layers * view.n_experts)),

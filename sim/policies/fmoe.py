@@ -31,7 +31,6 @@ from sim.predictors.base import top
 from sim.predictors.global_table import GlobalTable
 from sim.predictors.neighbours import Keys
 from sim.view import View
-from sim.wishes import merged
 
 
 class FMoEParameters(base.Parameters):
@@ -63,7 +62,7 @@ class FMoE(Policy):
     parameters: FMoEParameters
     needs = frozenset({"embeddings"})
     learns = True
-    dear = True
+    keeps_plan = True
     ignores = frozenset({"budget", "seed"})
 
     def plan(self, view: View) -> Plan:
@@ -100,7 +99,7 @@ class FMoE(Policy):
             call = step[row] * view.n_layers + layer
             expert = layer * view.n_experts + best[row, rank]
             columns.append(np.stack([view.moment(step[row], layer), call, expert, call * view.n_experts + rank]))
-        return merged(*np.concatenate(columns, axis=1))
+        return Requests.merged(*np.concatenate(columns, axis=1))
 
     def _prediction(self, view: View, entries: int, points: np.ndarray) -> Prediction:
         """What the searches of every decode step take."""

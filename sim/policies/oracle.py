@@ -3,13 +3,12 @@
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan
+from sim.plan import Plan, Requests
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.base import Predictor, top
 from sim.predictors.oracle import Oracle, RandomGuess
 from sim.view import View
-from sim.wishes import merged
 
 
 class OracleParameters(base.Parameters):
@@ -38,7 +37,6 @@ class ByOracle(Policy):
     variants = ("accuracy=0.5", "accuracy=0.0", "random=True")
     parameters: OracleParameters
     clairvoyant = True
-    rank_aware = True
 
     def plan(self, view: View) -> Plan:
         """Ask for each layer's guesses ``ahead`` layers before it, or all at the step's beginning."""
@@ -54,4 +52,4 @@ class ByOracle(Policy):
             call = step[row] * view.n_layers + layer
             expert = layer * view.n_experts + guess[row, rank]
             columns.append(np.stack([view.moment(step[row], point), call, expert, call * choices + rank]))
-        return Plan(eviction="lru", requests=merged(*np.concatenate(columns, axis=1)), stream_prefill=True)
+        return Plan(eviction="lru", requests=Requests.merged(*np.concatenate(columns, axis=1)), stream_prefill=True)

@@ -19,11 +19,10 @@ from typing import Literal
 
 import numpy as np
 
-from sim.plan import Plan
+from sim.plan import Plan, Requests
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.view import View
-from sim.wishes import merged
 
 
 class PregatedMoEParameters(base.Parameters):
@@ -60,7 +59,7 @@ class PregatedMoE(Policy):
         return Plan(
             eviction=self.parameters.cache if kept else "fifo",
             keep=kept,
-            requests=merged(*np.concatenate(columns, axis=1)),
+            requests=Requests.merged(*np.concatenate(columns, axis=1)),
             most_bytes=0 if kept else 2 * model.experts * max(model.expert_bytes),
             discipline="fifo",
         )

@@ -20,13 +20,12 @@ Decided here:
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction
+from sim.plan import Plan, Prediction, Requests
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.base import top
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
-from sim.wishes import merged
 
 
 class ProMoEParameters(base.Parameters):
@@ -60,7 +59,7 @@ class ProMoE(Policy):
     parameters: ProMoEParameters
     needs = frozenset({"embeddings"})
     learns = True
-    dear = True
+    keeps_plan = True
     ignores = frozenset({"budget"})
 
     def plan(self, view: View) -> Plan:
@@ -86,7 +85,7 @@ class ProMoE(Policy):
         return Plan(
             eviction="lru",
             per_layer=True,
-            requests=merged(*np.concatenate(columns, axis=1)),
+            requests=Requests.merged(*np.concatenate(columns, axis=1)),
             prediction=self._prediction(view, parameters, np.array(list(covered), np.int64)),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(len(covered) * parameters),

@@ -28,4 +28,4 @@ def host_costs(work: Workload, host: Host) -> HostCosts:
     layer = work.expert // work.n_experts
     rows_ns = work.tokens * host.row_ns[layer]
     alone, shared = (host.fixed_ns[layer] + np.maximum(read[layer], rows_ns) for read in (host.read_ns, host.shared_ns))
-    return HostCosts(alone, shared, alone < np.array(work.copy_ns, np.int64)[layer] + work.waits_ns)
+    return HostCosts(alone, shared, alone < np.array(work.copy_ns, np.int64)[layer] + work.if_awaited_ns)

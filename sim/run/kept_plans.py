@@ -1,9 +1,9 @@
-"""Plans that are dear to make are kept on disk and shared by every run that they are the same for.
+"""Plans that take long to make are kept on disk and shared by every run that they are the same for.
 
-A policy says ``dear = True`` where predicting a whole trace takes long (clustering, searches, nets). Its plan is then
-kept under a name made of everything that it depends on: the trace's content, the order of its steps, the policy's code
-and parameters, its setting, the version of this project. What a policy lists in ``ignores`` of its setting (the budget,
-say) is left out of the name and hidden from it, so that runs that differ in it alone share a plan.
+A policy says ``keeps_plan = True`` where predicting a whole trace takes long (clustering, searches, nets). Its plan is
+then kept under a name made of everything that it depends on: the trace's content, the order of its steps, the policy's
+code and parameters, its setting, the version of this project. What a policy lists in ``ignores`` of its setting (the
+budget, say) is left out of the name and hidden from it, so that runs that differ in it alone share a plan.
 
 A file is an npz without pickles, written aside and renamed. One that is damaged or of another form is made anew.
 """
@@ -24,8 +24,9 @@ from pydantic import BaseModel
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
 from ground.files import atomic_path
+from ground.foreign_code import errors_name
 from sim.plan import Plan
-from sim.policies import Policy, Setting, blaming
+from sim.policies import Policy, Setting
 from sim.view import View
 from traces.trace import Trace
 
@@ -40,13 +41,13 @@ def declared(kind: type[Policy], setting: Setting) -> Setting:
     return cast(Setting, _Declared(setting, kind.ignores)) if kind.ignores else setting
 
 
-def plan_of(policy: Policy, setting: Setting, view: View, run: Mapping[str, Any]) -> Plan:
-    """What ``policy`` decides for ``view``, from disk if it is dear and was decided before.
+def kept_or_made(policy: Policy, setting: Setting, view: View, run: Mapping[str, Any]) -> Plan:
+    """What ``policy`` decides for ``view``, from disk if such plans are kept and it was decided before.
 
     ``run`` tells apart what neither policy nor ``setting`` do, as JSON: the trace's sha256 (without one nothing is
     kept), split, batch, version of the code. A clairvoyant policy sees costs too, and nothing of it is kept.
     """
-    key = _key(policy, setting, run) if policy.dear and not policy.clairvoyant and run.get("trace") else None
+    key = _key(policy, setting, run) if policy.keeps_plan and not policy.clairvoyant and run.get("trace") else None
     folder = cache_folder("plans") if key else None
     if key is None or folder is None:
         return _decide(policy, view)
@@ -60,7 +61,7 @@ def plan_of(policy: Policy, setting: Setting, view: View, run: Mapping[str, Any]
 
 def _decide(policy: Policy, view: View) -> Plan:
     """Have the policy plan. Raises InputError that names it if it fails or returns something else."""
-    with blaming(f"policy {policy.name}: plan"):
+    with errors_name(f"policy {policy.name}: plan"):
         plan = policy.plan(view)
     if not isinstance(plan, Plan):
         raise InputError(f"policy {policy.name}: plan returned {type(plan).__name__}; expected a sim.plan.Plan")

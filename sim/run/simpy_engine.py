@@ -1,11 +1,12 @@
 """The reference engine: a workload under a plan, as SimPy processes, in whole nanoseconds.
 
-Two processes run side by side: the GPU, which computes one layer call after another, and the link (``sim.run.link``), which
-copies experts. A call goes like this. Attention and router run; the route is now known and all experts of the call are
-looked up at once; those that are neither resident nor under way are demanded, or run on the host where the plan has it
-so and it is cheaper; the policy's requests of this moment are made; resident experts run, then those under way, then
-those demanded, each as soon as it is there. Experts of the call are pinned from its look-up to the end of its last
-kernel. A call that needs more experts than its slots hold runs in waves, residents first.
+Two processes run side by side: the GPU, which computes one layer call after another, and the link (``sim.run.link``),
+which copies experts. A call goes like this. Attention and router run; the route is now known and all experts of the
+call are looked up at once (``sim.run.call`` has the rules); those that are neither resident nor under way are demanded,
+or run on the host where the plan has it so and it is cheaper; the policy's requests of this moment are made; resident
+experts run, then those under way, then those demanded, each as soon as it is there. Experts of the call are pinned from
+its look-up to the end of its last kernel. A call that needs more experts than its slots hold runs in waves, residents
+first.
 
 A run is a pure function of workload, plan and capacity.
 """
@@ -16,22 +17,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from simpy import Event
 
-from sim.eviction import NEVER, foresees
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, Counters, Log
-from sim.plan import Discipline, Plan, Requests
+from sim.eviction import foresees
+from sim.log import PREFILL, Counters, Log
+from sim.plan import Discipline, Plan
+from sim.run.call import LayerCalls
 from sim.run.clock import ASIDE, Clock
-from sim.run.host_costs import host_costs
-from sim.run.link import Link, Observer, Transfer
-from sim.run.slots import LOADING, RESIDENT, ExpertCache, waves
-from sim.run.terms import settle
+from sim.run.faults import SimulationError
+from sim.run.link import Link
+from sim.run.link_queue import Transfer
+from sim.run.observer import Observer
+from sim.run.slots import RESIDENT, ExpertCache
+from sim.run.terms import RunTerms, settle
 from sim.workload import Workload
-
-
-class SimulationError(RuntimeError):
-    """The run cannot go on: a defect of the engine or of a policy's own eviction rule, never of the input."""
-
-    def __str__(self) -> str:
-        return f"the run cannot go on: {super().__str__()}"
 
 
 @dataclass
@@ -41,8 +38,8 @@ class Run:
     Args:
         work: the calls.
         plan: the policy's decisions.
-        budget: bytes of GPU memory for experts and for the policy's own tables.
-        discipline, chunks: override the plan's link settings.
+        budget: bytes of GPU memory for experts and for the policy's own tables, or terms that are settled already.
+        discipline, chunks: override the plan's link settings where terms are not settled yet.
         observer: told of everything that happens.
         progress: called with the number of steps done, now and then.
 
@@ -51,7 +48,7 @@ class Run:
 
     work: Workload
     plan: Plan
-    budget: int
+    budget: int | RunTerms
     discipline: Discipline | None = None
     chunks: int | None = None
     observer: Observer | None = None
@@ -60,16 +57,15 @@ class Run:
 
     def __post_init__(self) -> None:
         work, plan = self.work, self.plan
-        terms = settle(work, plan, self.budget, self.discipline, self.chunks)
+        terms = self.budget
+        if not isinstance(terms, RunTerms):
+            terms = settle(work, plan, terms, self.discipline, self.chunks)
         slots = terms.slots
         self.env = Clock()
-        self._future = foresees(plan.eviction)
-        first_call = work.first_call() if self._future else None
+        first_call = work.first_call() if foresees(plan.eviction) else None
         self.cache = ExpertCache(
-            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.own
+            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.reserved
         )
-        self._host = host_costs(work, plan.host) if plan.host is not None else None
-        self._to_host = self._host.chosen.tolist() if self._host is not None else [False] * len(work.expert)
         copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
         self.link = Link(
             self.env,
@@ -82,20 +78,19 @@ class Run:
             self.observer,
             work.chained,
         )
+        self._host = terms.host
+        self.calls = LayerCalls(plan, self.link, work.n_layers, work.n_experts, work, terms.host)
         if plan.everything_resident:
-            for expert in range(work.n_layers * work.n_experts):
-                self.cache.allot(expert, -1, demand=True)
-                self.cache.landed(expert)
-                self.cache.used[expert] = 1
+            self.cache.fill()
         n_steps = work.schedule.n_steps
         self.finish = [0] * n_steps
-        self.found = bytearray(len(work.expert))  # REUSE_HIT is 0
+        self.found = self.calls.found
         self.stall_demand = [0] * work.n_calls
         self.stall_late = [0] * work.n_calls
         self.stall_host = [0] * work.n_calls
         self.waited = [0] * work.n_calls
         self.predict = [0] * n_steps
-        self._at_moments = by_moment(plan, work.n_experts)
+        self._at_moments = plan.by_moment(work.n_experts)
         self._may_stream = plan.stream_prefill or plan.ring
         self._may_owe = self.observer is None and plan.prediction.critical
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
@@ -121,7 +116,7 @@ class Run:
             np.array(self.predict, np.int64),
             self.counters,
             np.array(self.stall_host if self._host is not None else [], np.int64),
-            np.array(self.waited if self.work.waited_ns is not None else [], np.int64),
+            np.array(self.waited if self.work.awaited_ns is not None else [], np.int64),
         )
 
     # -- the GPU -------------------------------------------------------------------------------------------------
@@ -132,17 +127,16 @@ class Run:
         offsets, experts = work.offsets.tolist(), work.expert.tolist()
         layer_ns, shared_ns = work.layer_ns.tolist(), work.shared_ns.tolist()
         head_ns, phases = work.head_ns.tolist(), work.schedule.phase.tolist()
-        self._expert_ns, self._waits_ns = work.expert_ns.tolist(), work.waits_ns.tolist()
+        self._expert_ns, self._if_awaited_ns = work.expert_ns.tolist(), work.if_awaited_ns.tolist()
         self._launch_ns = work.launch_ns
-        self._apart_ns: list[int] | None = None if work.apart_ns is None else work.apart_ns.tolist()
-        self._single = [] if work.apart_ns is None else work.single.tolist()
-        self._next_call = work.next_call().tolist() if self._future else [NEVER] * len(experts)
+        self._split_wave_ns = [] if work.split_wave_ns is None else work.split_wave_ns.tolist()
+        self._single = [] if work.split_wave_ns is None else work.single.tolist()
         moments, observer = self._at_moments, self.observer
         for step, phase in enumerate(phases):
             began = env.now
             link.phase = phase
             if self.plan.ring and not step:
-                self._stream_layer(0)
+                self.calls.stream(0)
                 link.kick()
             if phase == PREFILL and self.plan.prediction.prompt_ns:
                 yield from self._catch_up()
@@ -160,7 +154,7 @@ class Run:
                     begin = env.now
                     # Whatever ends on the link at this instant has ended, and what follows it has begun. An idle
                     # link, as above, moves nothing.
-                    copying = work.copying_ns if link.moving else 0
+                    copying = work.beside_copy_ns if link.moving else 0
                     yield env.timeout(layer_ns[call] + copying)
                     if observer:
                         observer.compute(begin, env.now, "attention", call)
@@ -191,158 +185,92 @@ class Run:
 
     def _call(self, call: int, step: int, first: int, needed: list[int], busy: int) -> Generator[Event, None, None]:
         """One routed layer once its route is known; ``busy`` ns of other work runs with its residents."""
-        link = self.link
-        late = self._look_up(call, needed, first)
-        rest = self._rest(call, late) if self.plan.ring else []
-        link.passed = call
+        calls, link = self.calls, self.link
+        calls.begin(call, needed, first)
+        late, hosted, others = calls.late, calls.hosted, calls.others
         moment = call + step + 1
-        streams = self._may_stream and self._streams(call)
-        there = self._expert_ns[first : first + len(needed)]
-        quiet = not (late or self._missed or rest or moment in self._at_moments or streams)
+        streams = self._may_stream and calls.streams(call)
+        quiet = not (late or calls.missed or hosted or others or moment in self._at_moments or streams)
         if quiet and self._alone() and self.plan.keep:
-            self._owed += busy + sum(there)
+            self._owed += busy + sum(self._expert_ns[first : first + len(needed)])
             if needed:
-                self._owed += self._launch_ns if self._apart_ns is None else self._starts(call, len(needed))
+                self._owed += self._starts(call, len(needed)) if self._single else self._launch_ns
             return
         yield from self._catch_up()
-        costs = list(zip(there, self._waits_ns[first : first + len(needed)], strict=True))
-        hosted = [i for i in range(first, first + len(needed)) if self.found[i] == HOSTED] if self._host else []
-        if hosted:
-            costs = [cost for i, cost in enumerate(costs, first) if self.found[i] != HOSTED]
-            needed = [expert for i, expert in enumerate(needed, first) if self.found[i] != HOSTED]
-        groups = waves(self.cache, needed, link.demanded) if needed else [needed]
-        if len(groups) > 1:
-            of = dict(zip(needed, costs, strict=True))
-            costs = [of[expert] for expert in groups[0]]
-            link.awaited.update(expert for group in groups[1:] for expert in group)
-        ready, waiting = self._claim(call, groups[0], costs)
+        self._lookup_of = dict(zip(needed, range(first, first + len(needed)), strict=True))
+        waves = calls.split(needed, first)
+        ready, waiting = self._claim(call, waves[0])
         if moment in self._at_moments:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
         if streams:
-            self._stream_layer(call + 1)
+            calls.stream(call + 1)
         link.kick()
         beside = bool(hosted) and self.plan.host is not None and self.plan.host.beside
         host_ends = self._host_ends(hosted) if beside else 0
-        yield from self._compute(call, groups[0], busy + ready, waiting, late)
-        for group in groups[1:]:
-            link.awaited.difference_update(group)
-            ready, waiting = self._claim(call, group, [of[expert] for expert in group])
+        yield from self._compute(call, waves[0], busy + ready, waiting)
+        for wave in waves[1:]:
+            ready, waiting = self._claim(call, wave)
             link.kick()
-            yield from self._compute(call, group, ready, waiting, late)
-        for transfer in rest:
+            yield from self._compute(call, wave, ready, waiting)
+        for transfer in others:
             if link.transfers.get(transfer.expert) is transfer:
                 yield from self._wait(call, transfer, "late", self.stall_late)
         if hosted:
             ends = host_ends if beside else self._host_ends(hosted)
             yield from self._await_host(call, ends, int(self.work.expert[hosted[-1]]))
 
-    def _look_up(self, call: int, needed: list[int], first: int) -> set[int]:
-        """Find each needed expert resident, under way or absent; return those under way."""
-        cache, link, counters, found = self.cache, self.link, self.counters, self.found
-        rules, pool, used, next_call, to_host = cache.rules, cache.pool, cache.used, self._next_call, self._to_host
-        late: set[int] = set()
-        self._missed = False
-        for i, expert in enumerate(needed, first):
-            state = cache.state[expert]
-            if state == RESIDENT:
-                if not used[expert]:
-                    found[i] = PREFETCH_HIT
-                    used[expert] = 1
-                    counters.useful_prefetch(expert)
-            else:
-                link.forget_if_passed(expert, call)
-                transfer = link.transfers.get(expert)
-                if transfer is not None:
-                    found[i] = LATE_IN_FLIGHT if state == LOADING else LATE_QUEUED
-                    counters.late[transfer.phase] += 1
-                    late.add(expert)
-                    link.demand(expert)
-                else:
-                    self._missed = True
-                    found[i] = HOSTED if to_host[i] else MISS
-                    if to_host[i]:
-                        continue  # it gets no slot, so its pool's rule hears nothing of it
-            rules[pool[expert]].needed(expert, next_call[i])
-        return late
+    def _claim(self, call: int, wave: list[int]) -> tuple[int, list[Transfer]]:
+        """Claim a wave's slots; returns the time of what is resident, its launch included, and what to wait for."""
+        lookup_of, expert_ns = self._lookup_of, self._expert_ns
+        resident, waiting = self.calls.claim(wave)
+        for transfer in waiting:
+            i = lookup_of[transfer.expert]
+            self.waited[call] += self._if_awaited_ns[i] - expert_ns[i]
+        if not resident:
+            return 0, waiting
+        return sum([expert_ns[lookup_of[expert]] for expert in resident]) + self._starts(call, len(resident)), waiting
 
-    def _rest(self, call: int, late: set[int]) -> list[Transfer]:
-        """Insist on what was requested for ``call``, is under way and is not needed; return it."""
-        link, wanted = self.link, self.cache.wanted_until
-        layer = call % self.work.n_layers * self.work.n_experts
-        return [
-            link.insist(expert)
-            for expert in range(layer, layer + self.work.n_experts)
-            if expert not in late and wanted[expert] == call and expert in link.transfers
-        ]
-
-    def _claim(
-        self, call: int, group: list[int], costs: list[tuple[int, int]]
-    ) -> tuple[int, list[tuple[Transfer, int]]]:
-        """Pin a wave and demand what it lacks; ``costs`` are what each expert takes if it is there, and if not.
-
-        Returns the time of what is resident, its launch included, and what to wait for with the time of each, those
-        under way first.
-        """
-        pinned, state, link = self.cache.pinned, self.cache.state, self.link
-        under_way: list[tuple[Transfer, int]] = []
-        absent: list[tuple[Transfer, int]] = []
-        ready = 0
-        for expert, (cost, wait) in zip(group, costs, strict=True):
-            pinned[expert] = 1
-            if state[expert] == RESIDENT:
-                ready += cost
-            else:
-                which = under_way if expert in link.transfers else absent
-                which.append((link.demand(expert), wait))
-                self.waited[call] += wait - cost
-        there = len(group) - len(under_way) - len(absent)
-        if there:
-            ready += self._launch_ns if self._apart_ns is None else self._starts(call, there)
-        return ready, under_way + absent
-
-    def _starts(self, call: int, there: int) -> int:
-        """What so many experts of a wave that are there take beyond their kernels."""
-        assert self._apart_ns is not None
-        return self._launch_ns + (self._apart_ns[there] if self._single[call] else 0)
+    def _starts(self, call: int, resident: int) -> int:
+        """What so many resident experts of a wave, at least one, take beyond their kernels."""
+        return self._launch_ns + (self._split_wave_ns[resident] if self._single and self._single[call] else 0)
 
     def _compute(
-        self, call: int, group: list[int], busy: int, waiting: list[tuple[Transfer, int]], late: set[int]
+        self, call: int, wave: list[int], busy: int, waiting: list[Transfer]
     ) -> Generator[Event, None, None]:
         """Run a wave: ``busy`` ns at once, the rest in order as it lands; then let go of its slots."""
-        env, cache, link, observer = self.env, self.cache, self.link, self.observer
-        for transfer, cost in waiting:
+        env, cache, observer, state = self.env, self.cache, self.observer, self.cache.state
+        for transfer in waiting:
             expert = transfer.expert
-            if cache.state[expert] != RESIDENT and busy:
+            if state[expert] != RESIDENT and busy:
                 begin = env.now
                 yield env.timeout(busy)
                 if observer:
                     observer.compute(begin, env.now, "experts", call)
                 busy = 0
-            if cache.state[expert] != RESIDENT:
-                kind, stalls = ("late", self.stall_late) if expert in late else ("demand", self.stall_demand)
+            if state[expert] != RESIDENT:
+                late = expert in self.calls.late
+                kind, stalls = ("late", self.stall_late) if late else ("demand", self.stall_demand)
                 yield from self._wait(call, transfer, kind, stalls)
-            cache.used[expert] = 1
-            busy += cost
+            cache.use(expert)
+            busy += self._if_awaited_ns[self._lookup_of[expert]]
         if busy:
             begin = env.now
             yield env.timeout(busy)
             if observer:
                 observer.compute(begin, env.now, "experts", call)
-        for expert in group:
-            cache.pinned[expert] = 0
-            if not self.plan.keep and expert not in cache.own:
-                cache.release(expert)
-        link.kick()
+        self.calls.let_go(wave)
+        self.link.kick()
 
     def _wait(self, call: int, transfer: Transfer, kind: str, stalls: list[int]) -> Generator[Event, None, None]:
         """Stand still until ``transfer`` has landed."""
         begin = self.env.now
         transfer.event = self.env.event()
         yield transfer.event
-        stalls[call] += self.env.now - begin
+        end = self.env.now
+        stalls[call] += end - begin
         if self.observer:
-            self.observer.stall(begin, self.env.now, transfer.expert, call, kind)
+            self.observer.stall(begin, end, transfer.expert, call, kind)
 
     def _host_ends(self, hosted: list[int]) -> int:
         """When the host is done with these look-ups if it begins now."""
@@ -369,9 +297,9 @@ class Run:
         if cost and self.plan.prediction.critical:
             yield from self._predicting(step, cost, max(0, moment - step - 1), "predict")
         elif cost:
-            self.env.call(cost, ASIDE, lambda _: self._request(requests, aside=True))
+            self.env.call(cost, ASIDE, lambda _: self._request_aside(requests))
             return
-        self._request(requests, aside=False)
+        self.link.request_all(requests)
 
     def _predicting(self, step: int, cost: int, call: int, what: str) -> Generator[Event, None, None]:
         begin = self.env.now
@@ -380,47 +308,7 @@ class Run:
         if self.observer:
             self.observer.compute(begin, self.env.now, what, call)
 
-    def _request(self, requests: list[tuple[int, int, int]], aside: bool) -> None:
-        link = self.link
-        for expert, call, priority in requests:
-            if call > link.passed:
-                link.request(expert, call, priority)
-        if aside:
-            link.kick()
-
-    def _streams(self, call: int) -> bool:
-        """Whether the experts of the call after this one are copied while this one computes."""
-        if self.plan.ring:
-            return call + 1 < self.work.n_calls
-        prefill = self.plan.stream_prefill and self.link.phase == PREFILL
-        return prefill and (call + 1) % self.work.n_layers != 0
-
-    def _stream_layer(self, call: int) -> None:
-        n_experts = self.work.n_experts
-        layer = call % self.work.n_layers
-        for expert in range(layer * n_experts, (layer + 1) * n_experts):
-            self.link.request(expert, call, call)
-
-
-_Moment = tuple[list[tuple[int, np.ndarray]], int, list[tuple[int, int, int]]]
-"""What is decided at a moment: values from an expert on, ns of prediction, requests (expert, call, priority)."""
-
-
-def by_moment(plan: Plan, n_experts: int) -> dict[int, _Moment]:
-    """The plan by moment."""
-    table: dict[int, _Moment] = {}
-    if plan.requests is not None:
-        r: Requests = plan.requests
-        rows = list(zip(r.expert.tolist(), r.call.tolist(), r.priority.tolist(), strict=True))
-        bounds = r.offsets.tolist()
-        for i, moment in enumerate(r.moment.tolist()):
-            table[moment] = ([], 0, rows[bounds[i] : bounds[i + 1]])
-    for moment, ns in zip(plan.prediction.moment.tolist(), plan.prediction.ns.tolist(), strict=True):
-        _, _, requests = table.get(moment, ([], 0, []))
-        table[moment] = ([], ns, requests)
-    if plan.values is not None:
-        v = plan.values
-        layers = v.layer.tolist() if v.by_layer else [0] * len(v.moment)
-        for moment, layer, row in zip(v.moment.tolist(), layers, v.index.tolist(), strict=True):
-            table.setdefault(moment, ([], 0, []))[0].append((layer * n_experts, v.table[row]))
-    return table
+    def _request_aside(self, requests: list[tuple[int, int, int]]) -> None:
+        """Make requests whose prediction ran beside the step and is over."""
+        self.link.request_all(requests)
+        self.link.kick()

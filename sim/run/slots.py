@@ -5,7 +5,7 @@ of slots. Slots may be one pool or be split over layers (a pool each); a pool ha
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, filterfalse
 
 import numpy as np
@@ -28,7 +28,7 @@ class ExpertCache:
         pool: the pool of each routed layer (L,).
         eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
         first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
-        own: experts that have a slot each beside the pools: together they are one more pool, which holds them all.
+        reserved: experts that have a slot each beside the pools: together they are one more pool, which holds them all.
 
     Raises InputError if a pool cannot hold one expert of a layer that it serves, or no rule is called ``eviction``.
     """
@@ -41,7 +41,7 @@ class ExpertCache:
         pool: Sequence[int],
         eviction: str | Callable[[np.ndarray], Eviction] = "lru",
         first_call: np.ndarray | None = None,
-        own: Sequence[int] = (),
+        reserved: Sequence[int] = (),
     ) -> None:
         total = len(sizes) * n_experts
         for layer, size in enumerate(sizes):
@@ -57,14 +57,15 @@ class ExpertCache:
         self.pool = [p for p in pool for _ in range(n_experts)]
         self.fit = [capacity[p] // size for p, size in zip(pool, sizes, strict=True) for _ in range(n_experts)]
         """How many experts of each one's layer their pool can hold at once."""
-        self.capacity = [*capacity, sum(self.size[expert] for expert in own)] if own else list(capacity)
-        for expert in own:
+        self.capacity = [*capacity, sum(self.size[expert] for expert in reserved)] if reserved else list(capacity)
+        for expert in reserved:
             self.pool[expert] = len(capacity)
-        self.own = frozenset(own)
+        self.reserved = frozenset(reserved)
         self.free = list(self.capacity)
         self.rules: list[Eviction] = [rule(first_call) for _ in self.capacity]
         self.state = bytearray(total)
         self.pinned = bytearray(total)
+        """1 while a running call needs the slot: `pin` and `unpin` alone write it."""
         self.used = bytearray(total)
         """1 once a resident expert has been needed since it was loaded."""
         self.wanted_until = [-1] * total
@@ -101,30 +102,11 @@ class ExpertCache:
         missing = size - self.free[pool]
         victims: list[int] = []
         if missing > 0:
-            state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
             candidates = self.rules[pool].candidates()
             if self._listed and isinstance(candidates, array) and candidates.typecode == "q":
                 missing = self._search(candidates, missing, passed, demand, victims)
             else:
-                wanted: list[int] = []
-                for other in candidates:
-                    if state[other] != RESIDENT or pinned[other]:
-                        continue
-                    if wanted_until[other] > passed:
-                        if demand:
-                            wanted.append(other)
-                        continue
-                    victims.append(other)
-                    missing -= self.size[other]
-                    if missing <= 0:
-                        break
-                if hasattr(candidates, "close"):
-                    candidates.close()
-                for other in wanted if missing > 0 else ():
-                    victims.append(other)
-                    missing -= self.size[other]
-                    if missing <= 0:
-                        break
+                missing = self._look_through(candidates, missing, passed, demand, victims)
             if missing > 0:
                 return None
             for other in victims:
@@ -136,8 +118,34 @@ class ExpertCache:
         self.rules[pool].loaded(expert)
         return victims
 
+    def _look_through(
+        self, candidates: Iterable[int], missing: int, passed: int, demand: bool, victims: list[int]
+    ) -> int:
+        """Add to ``victims`` of ``candidates``, one by one, until no bytes are ``missing``; how many still are."""
+        state, pinned, wanted_until = self.state, self.pinned, self.wanted_until
+        wanted: list[int] = []
+        for other in candidates:
+            if state[other] != RESIDENT or pinned[other]:
+                continue
+            if wanted_until[other] > passed:
+                if demand:
+                    wanted.append(other)
+                continue
+            victims.append(other)
+            missing -= self.size[other]
+            if missing <= 0:
+                break
+        if hasattr(candidates, "close"):
+            candidates.close()
+        for other in wanted if missing > 0 else ():
+            victims.append(other)
+            missing -= self.size[other]
+            if missing <= 0:
+                break
+        return missing
+
     def _search(self, candidates: "array[int]", missing: int, passed: int, demand: bool, victims: list[int]) -> int:
-        """Add to ``victims`` of many ``candidates`` until no bytes are ``missing``; how many still are."""
+        """The same of many ``candidates``."""
         if passed > self._passed:
             self._pass(passed)
         state, pinned = self.state, self.pinned
@@ -175,6 +183,29 @@ class ExpertCache:
         """The transfer of ``expert`` is complete."""
         self.state[expert] = RESIDENT
 
+    def pin(self, experts: Iterable[int]) -> None:
+        """A running call needs ``experts``: none of them is evicted until `unpin`."""
+        pinned = self.pinned
+        for expert in experts:
+            pinned[expert] = 1
+
+    def unpin(self, experts: Iterable[int]) -> None:
+        """The kernels of ``experts`` have ended."""
+        pinned = self.pinned
+        for expert in experts:
+            pinned[expert] = 0
+
+    def use(self, expert: int) -> None:
+        """A call has needed ``expert`` since it was loaded."""
+        self.used[expert] = 1
+
+    def fill(self) -> None:
+        """Have every expert there and used, before a run begins; there must be room for all."""
+        for expert in range(len(self.state)):
+            self.allot(expert, -1, demand=True)
+            self.landed(expert)
+            self.use(expert)
+
     def release(self, expert: int) -> None:
         """Empty the slot of ``expert``: evicted, dropped after use, or its transfer abandoned."""
         pool = self.pool[expert]
@@ -192,66 +223,21 @@ def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) ->
     """Split the experts of one call into waves that fit its layer's slots.
 
     Residents come first, then what is loading, then what is queued in the order given, then the absent: so whatever is
-    under way finds a slot in the wave that uses it, and is not evicted by an earlier one. Those with slots of their own
-    take no other's.
+    under way finds a slot in the wave that uses it, and is not evicted by an earlier one. Experts with reserved slots
+    take no others.
     """
-    slots, own = cache.fit[experts[0]], cache.own
-    if len(experts) - len(own.intersection(experts) if own else ()) <= slots:
+    slots, reserved = cache.fit[experts[0]], cache.reserved
+    if len(experts) - len(reserved.intersection(experts) if reserved else ()) <= slots:
         return [experts]
     state, turn = cache.state, {expert: place for place, expert in enumerate(queued)}
     order = sorted(experts, key=lambda e: (-state[e], turn.get(e, len(turn))))
     parts: list[list[int]] = [[]]
     room = slots
     for expert in order:
-        if expert not in own:
+        if expert not in reserved:
             if not room:
                 parts.append([])
                 room = slots
             room -= 1
         parts[-1].append(expert)
     return parts
-
-
-def serve(cache: ExpertCache, offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
-    """Drive a cache on demand alone, without time: the calls ``experts[offsets[i]:offsets[i+1]]`` one after another.
-
-    Returns hits (N,) bool, one a look-up. Calls of one expert each are the access-by-access caches of the literature.
-    """
-    hit = np.zeros(len(experts), bool)
-    following = next_calls(offsets, experts)
-    for call in range(len(offsets) - 1):
-        first, last = int(offsets[call]), int(offsets[call + 1])
-        ids = experts[first:last].tolist()
-        for i, expert in enumerate(ids, first):
-            hit[i] = cache.state[expert] == RESIDENT
-            cache.needed(expert, int(following[i]))
-        for wave in waves(cache, ids) if ids else []:
-            for expert in wave:
-                cache.pinned[expert] = 1
-            for expert in wave:
-                if cache.state[expert] == ABSENT:
-                    if cache.allot(expert, call, demand=True) is None:
-                        raise RuntimeError(f"call {call}: no slot for expert {expert}, though its wave fits")
-                    cache.landed(expert)
-            for expert in wave:
-                cache.pinned[expert] = 0
-    return hit
-
-
-def next_calls(offsets: np.ndarray, experts: np.ndarray) -> np.ndarray:
-    """The call that needs the same expert next, a look-up (N,) int64; NEVER where there is none."""
-    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    # Calls rise already. Small integers are sorted by radix: no comparison, no logarithm.
-    order = np.argsort(experts.astype(np.min_scalar_type(experts.max(initial=0))), kind="stable")
-    following = np.full(len(experts), NEVER, np.int64)
-    same = experts[order[1:]] == experts[order[:-1]]
-    following[order[:-1][same]] = call[order[1:][same]]
-    return following
-
-
-def first_calls(offsets: np.ndarray, experts: np.ndarray, total: int) -> np.ndarray:
-    """The first call that needs each of ``total`` experts (total,) int64; NEVER for one that is never needed."""
-    call = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    first = np.full(total, NEVER, np.int64)
-    np.minimum.at(first, experts, call)
-    return first

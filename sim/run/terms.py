@@ -8,7 +8,7 @@ from ground.errors import InputError
 from ground.text import amount
 from sim.log import PREFILL
 from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
-from sim.run.host_costs import host_costs
+from sim.run.host_costs import HostCosts, host_costs
 from sim.workload import Workload
 
 
@@ -20,12 +20,12 @@ class TooSmallError(PlanError):
 class Slots:
     """The GPU memory that experts may use: ``capacity`` bytes a pool, ``pool`` of each routed layer.
 
-    Experts in ``own`` have a slot each beside these pools, and nobody else gets it.
+    Experts in ``reserved`` have a slot each beside these pools, which no other expert gets.
     """
 
     capacity: tuple[int, ...]
     pool: tuple[int, ...]
-    own: tuple[int, ...] = ()
+    reserved: tuple[int, ...] = ()
 
 
 def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
@@ -52,17 +52,19 @@ def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> 
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """What a run is held to, whichever engine executes it."""
 
     slots: Slots
     discipline: Discipline
     chunks: int
+    host: HostCosts | None = None
+    """What experts cost on the host, where a plan runs some there."""
 
 
 def settle(
     work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None, chunks: int | None = None
-) -> Terms:
+) -> RunTerms:
     """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
 
     Raises TooSmallError if the budget cannot hold what the plan needs, PlanError if that asks for something impossible.
@@ -74,23 +76,24 @@ def settle(
     streamed = work.n_calls * work.n_experts if plan.stream_prefill or plan.ring else 0
     asked = len(plan.requests.call) if plan.requests is not None else 0
     thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
-    if plan.host is not None:
-        thought += int(host_costs(work, plan.host).shared.sum(dtype=np.float64))
+    host = None if plan.host is None else host_costs(work, plan.host)
+    if host is not None:
+        thought += int(host.shared.sum(dtype=np.float64))
     work.check_size(streamed + asked, thought)
     every = sum(work.expert_bytes) * work.n_experts
     if not plan.everything_resident:
         _check_room(work, plan, budget)
     left = every if plan.everything_resident else budget - plan.gpu_bytes
-    return Terms(slots_of(work, plan, left), discipline or plan.discipline, chunks)
+    return RunTerms(slots_of(work, plan, left), discipline or plan.discipline, chunks, host)
 
 
 def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
-    """The slots that ``plan`` makes of ``left`` bytes, own ones first. Raises TooSmallError if no other would fit."""
+    """The slots that ``plan`` makes of ``left`` bytes, reserved ones first; TooSmallError if no other would fit."""
     if plan.most_bytes and not plan.everything_resident:
         left = min(left, plan.most_bytes)
-    own = plan.host.own.tolist() if plan.host is not None else []
-    shared = split_slots(left - _bytes_of(work, own), work.expert_bytes, plan.per_layer)
-    return Slots(shared.capacity, shared.pool, tuple(own))
+    reserved = plan.host.reserved.tolist() if plan.host is not None else []
+    shared = split_slots(left - _bytes_of(work, reserved), work.expert_bytes, plan.per_layer)
+    return Slots(shared.capacity, shared.pool, tuple(reserved))
 
 
 def _bytes_of(work: Workload, experts: list[int]) -> int:
@@ -98,19 +101,19 @@ def _bytes_of(work: Workload, experts: list[int]) -> int:
 
 
 def least_slots(work: Workload, plan: Plan) -> int:
-    """Bytes of the fewest slots that a run can do with beside own ones: one, or one a layer."""
+    """Bytes of the fewest slots that a run can do with beside reserved ones: one, or one a layer."""
     return max(work.expert_bytes) * (work.n_layers if plan.per_layer else 1)
 
 
 def _check_room(work: Workload, plan: Plan, budget: int) -> None:
-    """Raise TooSmallError if tables, experts with slots of their own and the fewest other slots do not fit together."""
+    """Raise TooSmallError if tables, experts with reserved slots and the fewest other slots do not fit together."""
     slots = least_slots(work, plan)
-    own = _bytes_of(work, plan.host.own.tolist()) if plan.host is not None else 0
-    needed = int(plan.gpu_bytes) + own + slots
+    reserved = _bytes_of(work, plan.host.reserved.tolist()) if plan.host is not None else 0
+    needed = int(plan.gpu_bytes) + reserved + slots
     if budget >= needed or needed == slots:  # of slots alone it is said where they are split
         return
     one = "one expert in each layer" if plan.per_layer else "one expert"
-    parts = ((plan.gpu_bytes, "the policy's tables"), (own, "experts that stay for good"), (slots, one))
+    parts = ((plan.gpu_bytes, "the policy's tables"), (reserved, "experts that stay for good"), (slots, one))
     what = " + ".join(f"{size:,} for {name}" for size, name in parts if size)
     enough = f"{-(-needed // 2**20)}MiB" if needed >= 2**20 else f"{needed}B"
     raise TooSmallError(

@@ -241,7 +241,7 @@ def test_work_beside_the_step_delays_requests_and_on_the_path_the_step() -> None
 def test_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen in guqiong96/Lvllmds4#53: a run hung and could not be stopped."""
     world = real_world(chain([0, 1, 2, 3] * 50), slots=2)
-    monkeypatch.setattr("realrun.engine.loop.LOOKS_BETWEEN_CHECKS", 1)  # and every step takes a turn
+    monkeypatch.setattr("realrun.engine.loop.LOOKS_BETWEEN_CHECKS", 1)  # and every step looks
     done = [0]
     with staged(world) as (rig, predictions):
         run = real_run(world, Plan(), rig, predictions, stop=lambda: done[-1] == 3, progress=done.append)

@@ -297,7 +297,7 @@ import os, signal, sys
 import realrun.engine.loop
 from realrun.__main__ import main
 from realrun.engine.replay_loop import RealRun
-realrun.engine.loop.LOOKS_BETWEEN_CHECKS = 1  # every step takes a turn at least
+realrun.engine.loop.LOOKS_BETWEEN_CHECKS = 1  # every step looks once at least
 plain = RealRun._call
 def call(self, number, *rest):
     if number == 5:

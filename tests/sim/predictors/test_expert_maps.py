@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
+from sim.plan import Requests
 from sim.policies import finemoe
 from sim.policies.finemoe import chosen
 from sim.predictors.expert_maps import ExpertMaps, iterations, kept
 from sim.predictors.products import cosines, exact_product, squares
 from sim.view import View
-from sim.wishes import merged
 from sim.workload import batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, toy_machine, toy_model, worlds
@@ -283,7 +283,7 @@ def test_wishes_of_rows_become_one_request_each_at_the_best_priority(wishes: lis
     for moment, expert, priority in wishes:
         best[moment, expert] = min(best.get((moment, expert), 9), priority)
     columns = np.array(wishes, np.int64).reshape(-1, 3).T
-    requests = merged(columns[0], columns[1] + 10, columns[1], columns[2])
+    requests = Requests.merged(columns[0], columns[1] + 10, columns[1], columns[2])
     moment = np.repeat(requests.moment, np.diff(requests.offsets)).tolist()
     made = list(zip(moment, requests.expert.tolist(), requests.priority.tolist(), strict=True))
     assert sorted(made) == sorted((m, e, p) for (m, e), p in best.items())

@@ -1,0 +1,47 @@
+"""Run a plan on the compiled engine."""
+
+from ground.errors import InputError
+from sim.compiled.availability import no_numba
+from sim.log import Log
+from sim.plan import MOST_CHUNKS, Discipline, Plan
+from sim.run.faults import SimulationError
+from sim.run.terms import RunTerms, settle
+from sim.workload import Workload
+
+
+def declined(work: Workload, plan: Plan) -> str | None:
+    """Why this run cannot be compiled, in a line; None if it can."""
+    if not isinstance(plan.eviction, str):
+        return f"the eviction rule {getattr(plan.eviction, '__name__', plan.eviction)} is only Python"
+    if reason := no_numba():
+        return reason
+    from sim.compiled.order import COMPILED
+
+    if plan.eviction not in COMPILED:
+        return f"the eviction rule {plan.eviction} is only Python"
+    # Products of bytes and nanoseconds must fit 64 bits; Python's own integers have no such limit.
+    largest, longest = max(work.expert_bytes), max(work.copy_ns)
+    if max(largest, MOST_CHUNKS) * longest >= 2**63:
+        return f"experts of {largest} bytes that take {longest} ns to copy overflow 64-bit integers"
+    return None
+
+
+def run_compiled(
+    work: Workload, plan: Plan, budget: int | RunTerms, discipline: Discipline | None = None, chunks: int | None = None
+) -> Log:
+    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
+
+    Leaves the log that ``sim.run.simpy_engine.Run(...).log()`` does.
+    Raises InputError as the reference does, and if ``declined`` has a reason.
+    """
+    terms = budget if isinstance(budget, RunTerms) else settle(work, plan, budget, discipline, chunks)
+    reason = declined(work, plan)
+    if reason:
+        raise InputError(f"engine compiled: {reason}")
+    from sim.compiled.gpu import run
+    from sim.compiled.machine import build
+
+    machine = build(work, plan, terms)
+    if not run(machine.record):
+        raise SimulationError(f"deadlock at {machine.record['now']} ns: the GPU waits and nothing moves")
+    return machine.log()
