@@ -180,9 +180,10 @@ def _constant_slots(stored: np.ndarray) -> list[int]:
     At least one slot is left.
     """
     real = stored[~(stored == stored[:, :1, :1]).all(axis=(1, 2))]
+    real = real[:, ~np.isin(real, (-1, 0, 255)).all(axis=(0, 2))]  # without dense layers, which hold filler
     none = int(np.iinfo(stored.dtype).max) if stored.dtype.kind == "u" else -1
     last: list[int] = []
-    while len(real) and len(last) < stored.shape[2] - 1:
+    while real.size and len(last) < stored.shape[2] - 1:
         slot = real[:, :, stored.shape[2] - 1 - len(last)]
         value = int(slot[0, 0])
         others = real[:, :, : stored.shape[2] - 1 - len(last)]

@@ -104,6 +104,10 @@ def test_shared_experts_in_the_last_slots_are_left_out(kind, tmp_path):
         np.testing.assert_array_equal(trace.experts, real[:18])
         assert trace.meta["model"] == {"name": "deepseek-v2-lite", "experts": 64, "top_k": 6}
         assert f"the last 2 slots hold {last[0]}, {last[1]} in every route, as shared experts" in notes(trace)
+    whole = np.concatenate([np.zeros_like(stored[:, :1]), stored], axis=1)  # with the dense layer that a buffer holds
+    given = Given(model="deepseek-v2-lite", layers="1-26")
+    trace = converted(tmp_path, given=given, routed_experts=whole, n_experts=None, layer_ids=None)
+    np.testing.assert_array_equal(trace.experts, real[:18])
 
 
 def test_a_last_slot_with_a_routed_expert_stays(tmp_path):
