@@ -89,6 +89,7 @@ def ffn_times(machine: Machine, uses: Iterable[UsedFfn], rows: Sequence[int] = R
     """
     runs: dict[tuple[Ffn, str, int], Runs] = {}
     hidden: dict[tuple[Ffn, str, int], Runs] = {}
+    resting: dict[tuple[Ffn, str, int], Runs] = {}
     for used in uses:
         for count, charged in ffn_runs(machine, used, rows).items():
             (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
@@ -96,12 +97,10 @@ def ffn_times(machine: Machine, uses: Iterable[UsedFfn], rows: Sequence[int] = R
                 runs[used.ffn, "launched", count] = charged
         if used.use == "routed":
             waited = routed_runs(machine, used.model, [count for count in rows if count > 1], at_once=1)
-            hidden |= {(used.ffn, "waited", count): each for count, each in waited.items()}
+            resting |= {(used.ffn, "waited", count): each for count, each in waited.items()}
         for name, compared in _compared(machine, used, rows[:1]).items():
             runs |= {(used.ffn, name, count): each for count, each in compared.items()}
     found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
-    resting = {key: each for key, each in hidden.items() if key[1] == "waited"}
-    hidden = {key: each for key, each in hidden.items() if key[1] != "waited"}
     with undisturbed():
         times = _times(machine, runs) | _times(machine, hidden, asleep=True)
         times |= _times(machine, resting, asleep=True, rest=COPY_SECONDS)
