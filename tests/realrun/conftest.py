@@ -1,12 +1,21 @@
 """What makes real runs of tests short: they measure nothing, so what measuring needs is left out or small."""
 
-import pytest
+import gc
+from collections.abc import Iterator
 
-from tests.support.real_worlds import little_to_collect
+import pytest
 
 
 @pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin with little garbage to look through, and with small tables to look up in."""
-    little_to_collect()
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let runs find little garbage to look through, and small tables to look up in.
+
+    A run collects garbage before it measures, which among all that torch and the tests hold takes half a second each
+    time. So all that is there before a test is frozen until its end.
+    """
+    unfreeze = gc.unfreeze
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
     monkeypatch.setattr("realrun.engine.predicting._TABLE_BYTES", 2**16)
+    gc.freeze()
+    yield
+    unfreeze()

@@ -1,7 +1,6 @@
 """Small worlds whose experts are real matrices, and runs of them on the CPU as a device."""
 
 import dataclasses
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,18 +70,9 @@ def real_plans(draw: st.DrawFn) -> tuple[World, Plan]:
     return world.with_room(plan), plan
 
 
-def little_to_collect() -> None:
-    """Let the garbage collector look at nothing that is there now, until the next real run has ended.
-
-    A real run collects garbage before it measures. Among all that torch and the tests hold that takes half a second.
-    """
-    gc.freeze()
-
-
 @contextmanager
 def staged(world: World) -> Iterator[tuple[Rig, Predictions]]:
     """Experts and layers of a world's model on the CPU."""
-    little_to_collect()
     with open_device("cpu") as device:
         yield rig_of(world, device)
 
@@ -100,7 +90,6 @@ def real_run(
     world: World, plan: Plan, rig: Rig, predictions: Predictions, kind: type[RealRun] = RealRun, **options: Any
 ) -> RealRun:
     """The run of a plan, not begun yet."""
-    little_to_collect()
     terms = settle(world.work, plan, world.budget, world.discipline, world.chunks)
     return kind(rig, rig.layers, world.work, world.trace.experts, plan, terms, predictions, **options)
 
