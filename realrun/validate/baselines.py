@@ -24,7 +24,7 @@ from realrun.device.devices import refuse_too_little
 from realrun.device.host_memory import free_host_bytes
 from realrun.engine.experts import expert_size, matrices
 from realrun.engine.layers import feed_forward
-from realrun.validate.record import made_by
+from realrun.validate.record import as_written, made_by
 from traces.capture.positions import cache_name
 from traces.models.known import model_spec
 from traces.models.spec import ModelSpec
@@ -178,13 +178,11 @@ def _runs(path: Path, model: ModelSpec) -> tuple[list[dict[str, Any]], dict[str,
 
     Raises InputError for another file, or one of another model.
     """
-    try:
+    with as_written(path):
         data = json.loads(path.read_text(encoding="utf-8"))
         reports, of = list(data["reports"]), data["provenance"]["model"]
         facts = {"command": data.get("command"), "provenance": data["provenance"]}
         _ours(reports, model)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{path}: expected the validation.json that validate writes") from None
     if of != model.name:
         raise InputError(f"{path}: runs of {of}; expected {model.name}")
     return reports, facts

@@ -8,8 +8,8 @@ there is a pair of these.
 import csv
 import io
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from ground.errors import InputError
 from ground.files import atomic_path
 from ground.output import show
 from ground.plots import new_figure, save_png
@@ -41,6 +42,15 @@ LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
 def made_by(machine: Machine) -> dict[str, str]:
     """Machine, date and code, as every record of measurements has them."""
     return {**machine.describe(), "host_interrupted": machine.interrupted(), "code": code_version()}
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Around whatever reads the record at ``path``: one that is damaged, or no record, is an InputError."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{path}: expected the validation.json that validate writes") from None
 
 
 @dataclass

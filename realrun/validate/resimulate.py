@@ -5,8 +5,7 @@ only where neither the policy nor, for one that weighs costs, the profile has ch
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from realrun.engine.replay import for_device
 from realrun.engine.small_scene import WIDTHS, first_steps
 from realrun.validate.agreement import compare
 from realrun.validate.pairs import Contestant, link_shares
-from realrun.validate.record import FILES, Record
+from realrun.validate.record import FILES, Record, as_written
 from sim.policies import policy_class
 from sim.report.metrics import Report
 from sim.run.prepared import prepare
@@ -46,7 +45,7 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
 
     Raises InputError for another file, another trace than it was made of, or a model whose widths were divided.
     """
-    with _as_written(source):
+    with as_written(source):
         data = json.loads(source.read_text(encoding="utf-8"))
         json.dumps(data, allow_nan=False)  # what is no number cannot be written again
         was, reports, components = dict(data["provenance"]), data["reports"], data["components"]
@@ -74,19 +73,10 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         if steps is not None:
             here = first_steps(here, steps)
         simulated = for_device(prepare(here, wanted[label].name, wanted[label].values)).simulate()
-        with _as_written(source):
+        with as_written(source):
             _add(record, here, label, cache, simulated, then, measured)
     provenance["hardware"] = here.hardware.name
     return record
-
-
-@contextmanager
-def _as_written(source: Path) -> Iterator[None]:
-    """Around whatever reads the record: one that is damaged, or no record, is an InputError."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{source}: expected the validation.json that validate writes") from None
 
 
 def _number(value: Any) -> float | None:

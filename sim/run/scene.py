@@ -175,7 +175,7 @@ def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Pat
         candidates = [*replayed, *(Trace.load(path) for path in bundled)]
         candidates = [t for t in candidates if _same_model(t, whole)]
     else:
-        candidates = [Trace.load(path) for path in named]
+        candidates = [Trace.load(Path(path)) for path in named]
         for other in candidates:
             if not _same_model(other, whole):
                 raise InputError(

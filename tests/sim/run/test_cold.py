@@ -1,5 +1,6 @@
 """Replays in which each sequence begins with an empty cache."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
+from sim.__main__ import main
 from sim.run.cold import replay_cold
 from sim.run.prepared import replay
 from sim.run.scene import Scene, scene
@@ -81,6 +83,19 @@ def test_nothing_of_a_sequence_before_is_there(tmp_path: Path) -> None:
     cold = replay_cold(here, "lru")
     assert (cold.decode.hits, cold.decode.misses, cold.decode.compulsory_misses) == (0, 4, 4)
     assert cold.bounds["min_hit_ratio"] == 0
+
+
+def test_one_timeline_does_not_show_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = made(tmp_path, 1, [4])
+    assert main(["replay", str(path), "--cold", "--timeline", "run.json"]) == 2
+    assert "expected one of the two" in capsys.readouterr().err
+    assert not (tmp_path / "run.json").exists()
+    assert main(["compare", str(path), "--cold", "--cache", "6", "--policy", "lru", "--json", "cold.json"]) == 0
+    (report,) = json.loads((tmp_path / "cold.json").read_text())
+    assert report["settings"]["cold"] is True
 
 
 def test_sequences_that_decode_together_share_a_cache(tmp_path: Path) -> None:
