@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 
 import realrun.validate.baselines
 import realrun.validate.pairs
+import realrun.validate.record
 from ground.errors import InputError
 from realrun.__main__ import main
 from realrun.calibrate.machine import Machine
@@ -45,6 +47,17 @@ def asked(folder, **changes) -> ValidateOptions:
         profile=(TRACE,), steps=2, scale=128, device="cpu", baseline=False, seconds=0,
     )  # fmt: skip
     return replace(small, **changes)
+
+
+PLAIN_DRAW = realrun.validate.record.draw
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_figures() -> Iterator[None]:
+    """Leave figures white: drawing one takes longer than the runs that it shows, and one test draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(realrun.validate.record, "draw", lambda rows, path: path.write_bytes(b"\x89PNG"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +158,8 @@ def test_demand_only_policies_find_the_same_on_both_clocks(finished: Record) -> 
         assert pair["simulated"]["settings"]["chunks"] == pair["measured"]["settings"]["chunks"] == 1, "small experts"
 
 
-def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
+def test_every_file_tells_the_same(finished: Record, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(realrun.validate.record, "draw", PLAIN_DRAW)
     finished.write(tmp_path, plot=True)
     data = json.loads((tmp_path / "validation.json").read_text())
     with (tmp_path / "validation.csv").open(newline="") as lines:
@@ -157,7 +171,7 @@ def test_every_file_tells_the_same(finished: Record, tmp_path) -> None:
     assert data["complete"] and data["summary"]["pairs"] == 2
     text = (tmp_path / "validation.md").read_text()
     assert "the command" in text and text.count("\n| lru | 25% |") == 4
-    assert (tmp_path / "validation.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "validation.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json", ".md", ".png"]
 
 
