@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 
 from ground.command_line import run
 from realrun.device.faults import RunError, SlotFault
-from realrun.options import Device, Folder, GenerateOptions, Output, ReplayOptions, Trace, ValidateOptions
+from realrun.options import Device, Folder, GenerateOptions, Output, ReplayOptions, TracePath, ValidateOptions
 from sim.run.scene import code_version
 
 app = App(
@@ -79,7 +79,7 @@ _REPLAY = ReplayOptions()
 
 
 @app.command
-def replay(trace: Trace, /, *, options: ReplayOptions = _REPLAY) -> None:
+def replay(trace: TracePath, /, *, options: ReplayOptions = _REPLAY) -> None:
     r"""Replay a trace on the GPU, with real transfers, real kernels and experts of the model's true size.
 
     Weights are random. The router runs and is waited for; then the trace's route takes the place of its answer. Several
@@ -101,7 +101,7 @@ def replay(trace: Trace, /, *, options: ReplayOptions = _REPLAY) -> None:
 
 
 @app.command
-def validate(trace: Trace, /, *, options: ValidateOptions) -> None:
+def validate(trace: TracePath, /, *, options: ValidateOptions) -> None:
     r"""Run policies at several cache sizes in simulated time and on this machine, and say how far the two are apart.
 
     Both execute the same plans. All runs share the pinned experts. The folder gets validation.md, .csv and .json, which

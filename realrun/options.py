@@ -25,10 +25,10 @@ Several = Parameter(consume_multiple=True, negative=(), show_default=False)
 Switch = Parameter(negative=())
 Output = Annotated[Path, Parameter(converter=_named)]
 Folder = Annotated[Output, Parameter(name=["--folder", "-o"], help="where the table, its data and the plot go")]
-Trace = Annotated[Path, Parameter(help="a trace, .npz")]
+TracePath = Annotated[Path, Parameter(help="a trace, .npz")]
 Device = Annotated[str, Parameter(help="where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
-Set = Annotated[tuple[str, ...], Several, Parameter(name=["--set"], help="policy parameters, key=value")]
-Json = Annotated[
+PolicySettings = Annotated[tuple[str, ...], Several, Parameter(name=["--set"], help="policy parameters, key=value")]
+JsonPath = Annotated[
     str | None,
     Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report here, - is standard output"),
 ]
@@ -77,13 +77,13 @@ class ReplayOptions(DeviceOptions, SceneOptions):
             help="names of `python -m sim policies`, or module:Class; with parameters: name,key=value,...",
         ),
     ] = ("lru",)
-    set_: Set = ()
+    set_: PolicySettings = ()
     hardware: Annotated[str, Parameter(help="the profile that bounds and policies go by")] = "h200"
     software: Annotated[
         str, Parameter(help="where predictions run: fast, paper or a profile, .toml")
     ] = DEFAULT_SOFTWARE
     seed: Annotated[WholeNumber, Parameter(help="of random weights, and of policies that draw")] = 0
-    json: Json = None
+    json: JsonPath = None
 
 
 @Parameter(name="*")
@@ -132,7 +132,7 @@ class GenerateOptions:
     policy: Annotated[
         str, Parameter(help="a policy that is not told the future: name or name,key=value,...")
     ] = "lru"
-    set_: Set = ()
+    set_: PolicySettings = ()
     tokens: Annotated[WholeNumber, Parameter(help="how many tokens to generate at most")] = 32
     cache: Annotated[
         str, Parameter(help="GPU memory for experts: 64 (slots), 25%, 4000MiB, 16GiB")
@@ -149,4 +149,4 @@ class GenerateOptions:
     device: Device = "cuda"
     host_memory: HostMemory = None
     seed: Annotated[WholeNumber, Parameter(help="for policies that draw at random")] = 0
-    json: Json = None
+    json: JsonPath = None

@@ -28,7 +28,7 @@ from sim.log import Log
 from sim.plan import Discipline, Plan, PlanError
 from sim.policies import Policy, Setting, make_policy, policy_class
 from sim.report.metrics import Report
-from sim.report.metrics import report as measured_report
+from sim.report.metrics import report as report_of_log
 from sim.run.blindness import check_blind
 from sim.run.cache_size import describe_capacity
 from sim.run.engines import Engine, Execution, execute
@@ -86,10 +86,9 @@ class PreparedRun:
 
         Raises InputError if the policy's own eviction rule fails, or this engine cannot.
         """
+        work = self.scene.work
         with self.naming_eviction():
-            return execute(
-                self.scene.work, self.plan, self.terms, engine=engine, observer=observer, progress=progress
-            )  # fmt: skip
+            return execute(work, self.plan, self.terms, engine=engine, observer=observer, progress=progress)
 
     def naming_eviction(self, ours: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
         """Around an execution: an eviction rule of the policy's own is as much other people's code as the policy."""
@@ -213,7 +212,7 @@ def report(run: PreparedRun, log: Log, *, engine: str, clock: str, notes: Sequen
     # A reference that holds every expert is not held to what a smaller memory must move.
     unbound = replace(scene.bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
     bound = None if plan.host is not None else unbound if plan.everything_resident else scene.bound
-    return measured_report(
+    return report_of_log(
         scene.work,
         log,
         bound,
