@@ -76,15 +76,27 @@ class Basis:
             raise InputError(f"{path}: vectors and scales must be finite, scales above 0")
         return basis
 
+    def check_for(self, hidden: int, levels: int) -> None:
+        """Raise InputError unless this is a basis of states (levels, hidden)."""
+        if self.vectors.shape[0] != hidden or len(self.scale) != levels:
+            raise InputError(
+                f"the basis is for {self.vectors.shape[0]} hidden units and {len(self.scale)} levels; expected "
+                f"{hidden} and {levels}"
+            )
+
+
+def check_size(dims: int, bits: int, hidden: int) -> None:
+    """Raise InputError unless states of ``hidden`` numbers can be stored as ``dims`` integers of ``bits`` bits."""
+    if not 2 <= dims <= hidden or not 2 <= bits <= 8:
+        raise InputError(f"embedding {dims}x{bits}: dims lie in 2..{hidden}, bits in 2..8")
+
 
 def fit(states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
     """The basis of a model from the states (n, L+1, H) of one or more texts.
 
     A function of its arguments. Raises InputError if dims is not in 2..H, bits not in 2..8, or a state is not finite.
     """
-    hidden = states[0].shape[2]
-    if not 2 <= dims <= hidden or not 2 <= bits <= 8:
-        raise InputError(f"embedding {dims}x{bits}: dims lie in 2..{hidden}, bits in 2..8")
+    check_size(dims, bits, states[0].shape[2])
     directions = principal_directions(states)
     return narrowed(directions, states, dims, bits, seed)
 

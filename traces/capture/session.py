@@ -26,7 +26,7 @@ from traces.capture.domain_run import Amount, Captured, Recording
 from traces.capture.families import FAMILIES, read_families
 from traces.capture.prompts import TEMPLATES, read_prompts
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
-from traces.embeddings import Basis
+from traces.embeddings import Basis, check_size
 from traces.probabilities import keep_largest
 from traces.statistics import routing
 from traces.statistics.embedding_price import choose_basis
@@ -134,6 +134,7 @@ def _record(
         about_model = provenance(folder, model_name(model_dir), model, options.seed)
         common = {part: _meta(about_model, recorder, options) for part, recorder in found.items()}
         _try_meta(common[main], texts)
+        _try_embedding(wanted, basis, found[main])
         recording = Recording(found, tokenizer, options.amount, options.decoding, options.template)
         captured = [recording.domain(text) for text in texts]
         mains = [one[main] for one in captured]
@@ -170,6 +171,16 @@ def _try_meta(common: Mapping[str, Any], texts: Sequence[DomainText]) -> None:
     for text in texts:
         sources = {row.source: row.licence for row in (*text.profile, *text.eval)}
         check_meta({**common, "model": common["model"] | shape, "text": _text(text.domain, text.about, sources)})
+
+
+def _try_embedding(wanted: str | tuple[int, int], basis: Basis | None, recorder: Recorder) -> None:
+    """Raise InputError for an embedding that the model's states cannot be stored as, before there are any."""
+    model: Any = recorder.model
+    hidden = model.get_input_embeddings().weight.shape[-1]
+    if basis:
+        basis.check_for(hidden, len(recorder.layers) + 1)
+    elif not isinstance(wanted, str):
+        check_size(*wanted, hidden)
 
 
 def _text(domain: str, about: str, sources: Mapping[str, str]) -> dict[str, Any]:

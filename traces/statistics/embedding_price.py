@@ -10,7 +10,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ground.errors import InputError
 from traces.embeddings import Basis, fit, narrowed, principal_directions
 from traces.statistics.recall import vote_recall
 
@@ -87,9 +86,8 @@ def choose_basis(
     keyed: Sequence[Keyed], experts: int, wanted: tuple[int, int] | None, basis: Basis | None, seed: int
 ) -> tuple[Basis, dict[str, Any]]:
     """The model's basis (given, of the wanted size, or the cheapest that suffices) and what meta says of it."""
-    layers = keyed[0].routes.shape[1]
-    if basis and (basis.vectors.shape[0] != keyed[0].states.shape[2] or len(basis.scale) != layers + 1):
-        raise InputError(f"the basis is for {basis.vectors.shape[0]} hidden units and {len(basis.scale)} levels")
+    if basis:
+        basis.check_for(keyed[0].states.shape[2], keyed[0].routes.shape[1] + 1)
     full = mean_recall(keyed, experts)
     learned = [one.states[~one.is_eval] for one in keyed]
     if not any(len(states) for states in learned):  # a text of one prompt has no profile split

@@ -22,6 +22,7 @@ from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.capture.routers import routed_layers
 from traces.capture.session import capture_prompts
+from traces.embeddings import Basis
 from traces.trace import Trace
 from traces.validation import check_meta
 
@@ -139,6 +140,30 @@ def test_what_a_trace_cannot_hold_is_refused_before_anything_is_run(record, said
     with pytest.raises(InputError, match=said) as caught:
         capture_prompts(folder, tmp_path / "p.txt", tmp_path / "o.npz", device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "basis", "said"),
+    [
+        ("auto", (16, 4), "the basis is for 16 hidden units and 4 levels; expected 32 and 4"),
+        ("auto", (32, 9), "the basis is for 32 hidden units and 9 levels; expected 32 and 4"),
+        ("96x3", None, "embedding 96x3: dims lie in 2..32"),
+        ("8x40", None, "embedding 8x40: dims lie in 2..32, bits in 2..8"),
+    ],
+)
+def test_an_embedding_that_does_not_go_with_the_model_is_refused_before_anything_is_run(
+    embedding, basis, said, tmp_path, monkeypatch
+):
+    if basis:
+        hidden, levels = basis
+        Basis(np.eye(hidden, 8, dtype=np.float32), np.ones(levels, np.float32), 4).save(tmp_path / "basis.npz")
+    (tmp_path / "p.txt").write_text("the court\n")
+    monkeypatch.setattr("traces.capture.domain_run.run_batch", lambda *_, **__: pytest.fail("a forward pass"))
+    with pytest.raises(InputError, match=said):
+        capture_prompts(
+            checkpoint(tmp_path / "model"), tmp_path / "p.txt", tmp_path / "o.npz", device="cpu", embedding=embedding,
+            basis_path=tmp_path / "basis.npz",
+        )  # fmt: skip
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_one_line():
