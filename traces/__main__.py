@@ -149,8 +149,8 @@ def capture(
     from dataclasses import replace
 
     from traces.capture.decoding import Decoding
-    from traces.capture.session import Amount, capture_prompts
-    from traces.capture.session import capture as capture_domains
+    from traces.capture.capture import Amount, capture_prompts
+    from traces.capture.capture import capture as capture_domains
 
     if (prompts is None) == (corpora is None) or (corpora is not None) != bool(domain):
         raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
@@ -268,8 +268,8 @@ def subset(
     from traces.trace import Trace
 
     keep_apart(traces, {"--output": output})
-    kept = first_sequences(mix([Trace.load(path) for path in traces]), profile_tokens, eval_tokens, eval_sequences)
-    (kept if thin is None else thinned(kept, thin)).save(output, tight=thin is not None)
+    part = first_sequences(mix([Trace.load(path) for path in traces]), profile_tokens, eval_tokens, eval_sequences)
+    (part if thin is None else thinned(part, thin)).save(output, tight=thin is not None)
 
 
 @app.command

@@ -292,5 +292,5 @@ def _form(trace: Trace, group: Sequence[str]) -> str:
 
 def _origin(trace: Trace) -> dict[str, Any]:
     """Where a joined trace came from."""
-    kept = {key: trace.meta[key] for key in ("captured", "text") if key in trace.meta}
-    return {"source": trace.source, "sha256": trace.sha256} | kept
+    about = {key: trace.meta[key] for key in ("captured", "text") if key in trace.meta}
+    return {"source": trace.source, "sha256": trace.sha256} | about

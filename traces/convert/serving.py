@@ -291,7 +291,7 @@ def _turns(
     notes: list[str],
 ) -> list[Turn]:
     """One Turn a request, its filler rows at the end dropped; filler elsewhere is refused."""
-    turns, dropped, copied, kept = [], 0, 0, 0
+    turns, dropped, copied, doubtful = [], 0, 0, 0
     for request, (end, length) in enumerate(zip(np.cumsum(lengths), lengths, strict=True)):
         start = end - length
         real = np.flatnonzero(~filler[start:end])
@@ -317,15 +317,17 @@ def _turns(
             # As many rows as tokens: the last token was sampled and not run, so its row cannot be real.
             copy = mine[0].size >= _ROW_IDS and bool((mine[-1] == mine[-2]).all())
             copied += copy
-            kept += not copy
+            doubtful += not copy
             mine, unsure = mine[: rows - copy], not copy
         turns.append(Turn(mine, None if tokens is None else tokens[request][: len(mine)], 0, unsure))
     if dropped:
         notes.append(f"{dropped} filler rows at the end of requests were dropped")
     if copied:
         notes.append(f"{copied} last rows were copies of the row before, for a token that was never run: dropped")
-    if kept:
-        notes.append(f"{kept} requests have as many rows as tokens though the last sampled token is not run; rows kept")
+    if doubtful:
+        notes.append(
+            f"{doubtful} requests have as many rows as tokens though the last sampled token is not run; rows kept"
+        )
     return turns
 
 

@@ -184,15 +184,15 @@ class ModelSpec:
         if part not in ("encoder", "decoder") or not self.encoder_layers:
             raise InputError(f'{self.name}: part {part!r}; expected "encoder" or "decoder", of a model that has both')
         split = self.encoder_layers
-        kept = range(split) if part == "encoder" else range(split, self.layers)
-        rows = [row for row, layer in enumerate(self.moe_layers) if layer in kept]
+        mine = range(split) if part == "encoder" else range(split, self.layers)
+        rows = [row for row, layer in enumerate(self.moe_layers) if layer in mine]
         spec = replace(
             self,
             name=f"{self.name} ({part})",
-            layers=len(kept),
-            moe_layers=tuple(self.moe_layers[row] - kept.start for row in rows),
+            layers=len(mine),
+            moe_layers=tuple(self.moe_layers[row] - mine.start for row in rows),
             expert_bytes=tuple(self.expert_bytes[row] for row in rows),
-            windows=self.windows[kept.start : kept.stop],
+            windows=self.windows[mine.start : mine.stop],
             encoder_layers=0,
             cross_attention=self.cross_attention and part == "decoder",
         )

@@ -3,7 +3,7 @@
 Every expert of a layer starts with neurons of the dense layer's MLP, all of them or a random share, some of them
 redrawn at random, so that experts differ from the first step and can specialise; attention, norms and embeddings are
 taken over; routers start at random. Where experts hold a share, their output is scaled so that those of one token stand
-in for the dense MLP. One function a family makes its empty model; the rest is common to all.
+in for the dense MLP. What families name differently is one table; the rest is common to all.
 """
 
 from collections.abc import Callable
@@ -93,11 +93,11 @@ def upcycle(base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, 
 
     if not 0 <= redrawn <= 1:
         raise InputError(f"redrawn share is {redrawn}; it lies in 0..1")
-    if topology.family not in _EMPTY:
-        raise InputError(f"no way to upcycle to family {topology.family!r}; one of {', '.join(_EMPTY)}")
+    if topology.family not in _FAMILIES:
+        raise InputError(f"no way to upcycle to family {topology.family!r}; one of {', '.join(_FAMILIES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the new model draws its routers from the global generator
-        model: Any = _EMPTY[topology.family](topology, _shared_config(base.config)).float().eval()
+        model: Any = _empty(topology, _shared_config(base.config)).float().eval()
     generator = torch.Generator().manual_seed(seed)
     dense: Any = base.model
     origins = source_layers(topology.layers, len(dense.layers))
@@ -229,71 +229,17 @@ def _outputs(layer: Any) -> "list[torch.Tensor]":
     return matrices + ([layer.mlp.shared_expert.down_proj.weight] if hasattr(layer.mlp, "shared_expert") else [])
 
 
-def _mixtral(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
-    from transformers import MixtralConfig, MixtralForCausalLM
+def _empty(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
+    """The family's model of this topology, with random weights; ``shared`` are the fields that the dense config has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return MixtralForCausalLM(
-        MixtralConfig(
-            **shared,
-            num_hidden_layers=topology.layers,
-            num_local_experts=topology.experts,
-            num_experts_per_tok=topology.top_k,
-            sliding_window=None,
-        )
+    mlp = shared["intermediate_size"]
+    own = _FAMILIES[topology.family](topology, round(topology.width * mlp), round(topology.shared * mlp))
+    sizes = {"num_hidden_layers": topology.layers, "num_experts_per_tok": topology.top_k}
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(topology.family, **shared | sizes | own)
     )
-
-
-def _phimoe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
-    """Biases as in the published model.
-
-    Its router learns only where several experts lie within twice ``router_jitter_noise`` of the best one: the published
-    0.01 leaves too few such tokens for a training of minutes.
-    """
-    from transformers import PhimoeConfig, PhimoeForCausalLM
-
-    return PhimoeForCausalLM(
-        PhimoeConfig(
-            **shared | {"intermediate_size": round(topology.width * shared["intermediate_size"])},
-            num_hidden_layers=topology.layers,
-            num_local_experts=topology.experts,
-            num_experts_per_tok=topology.top_k,
-            router_jitter_noise=0.05,
-            attention_bias=True,
-            lm_head_bias=True,
-        )
-    )
-
-
-def _qwen2_moe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
-    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
-
-    return Qwen2MoeForCausalLM(
-        Qwen2MoeConfig(
-            **shared,
-            num_hidden_layers=topology.layers,
-            num_experts=topology.experts,
-            num_experts_per_tok=topology.top_k,
-            moe_intermediate_size=round(topology.width * shared["intermediate_size"]),
-            shared_expert_intermediate_size=round(topology.shared * shared["intermediate_size"]),
-            norm_topk_prob=False,
-            qkv_bias=True,
-        )
-    )
-
-
-def _qwen3_moe(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **shared,
-            num_hidden_layers=topology.layers,
-            num_experts=topology.experts,
-            num_experts_per_tok=topology.top_k,
-            moe_intermediate_size=round(topology.width * shared["intermediate_size"]),
-            norm_topk_prob=True,
-        )
-    )
+    return model
 
 
 def _shared_config(config: Any) -> dict[str, Any]:
@@ -306,9 +252,21 @@ def _shared_config(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
 
 
-_EMPTY: dict[str, Callable[..., "PreTrainedModel"]] = {
-    "mixtral": _mixtral,
-    "phimoe": _phimoe,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-}
+# What each family's config calls its experts and needs besides: of the topology and the widths of a routed and of the
+# shared expert.
+_FAMILIES: dict[str, Callable[[Topology, int, int], dict[str, Any]]] = {
+    "mixtral": lambda topology, width, shared: {"num_local_experts": topology.experts, "sliding_window": None},
+    # Biases as in the published model. Its router learns only where several experts lie within twice the jitter of the
+    # best one: the published 0.01 leaves too few such tokens for a training of minutes.
+    "phimoe": lambda topology, width, shared: {
+        "num_local_experts": topology.experts, "intermediate_size": width, "router_jitter_noise": 0.05,
+        "attention_bias": True, "lm_head_bias": True,
+    },
+    "qwen2_moe": lambda topology, width, shared: {
+        "num_experts": topology.experts, "moe_intermediate_size": width, "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False, "qkv_bias": True,
+    },
+    "qwen3_moe": lambda topology, width, shared: {
+        "num_experts": topology.experts, "moe_intermediate_size": width, "norm_topk_prob": True,
+    },
+}  # fmt: skip
