@@ -15,20 +15,20 @@ from sim.workload import Workload, next_calls
 
 
 def fewest_bytes(
-    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None = None
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None
 ) -> int:
     """Fewest bytes that serve some calls from an empty cache: the sum of ``fewest_loads``."""
-    return int(fewest_loads(offsets, experts, sizes, capacity, together).sum())
+    return int(fewest_loads(offsets, experts, sizes, capacity, at_once).sum())
 
 
 def fewest_loads(
-    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None = None
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None
 ) -> np.ndarray:
     """Bytes that each look-up loads (N,) int64 where a run of the calls moves the fewest bytes in all.
 
     Call i needs ``experts[offsets[i]:offsets[i+1]]``; the cache begins empty and has ``capacity`` bytes. Keeping an
     expert from one call to the next that needs it saves its bytes and fills its room between them. What is kept across
-    a call must fit beside the call's own experts, of which at least ``together`` are there at once (the rest may follow
+    a call must fit beside the call's own experts, of which at least ``at_once`` are there at once (the rest may follow
     in further waves; by default as many as fit into the whole cache); wherever it does not, dropping those needed
     farthest in the future saves most (Belady, IBM Systems J. 5(2), 1966). ``sizes`` are bytes, one a look-up, equal
     within a call; where they differ an expert may be dropped in part, which can only lower the bound.
@@ -38,7 +38,7 @@ def fewest_loads(
     if len(experts) >= SHORT and available():
         from sim.compiled.fewest import fewest_loads as compiled
 
-        return compiled(offsets, experts, sizes, capacity, together)
+        return compiled(offsets, experts, sizes, capacity, at_once)
     following = next_calls(offsets, experts).tolist()
     ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
     kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use
@@ -65,7 +65,7 @@ def fewest_loads(
             loads.append(size[i] - have)
         if span:
             one = size[span[0]]
-            wave = capacity // one if together is None else together
+            wave = capacity // one if at_once is None else at_once
             held = shrink(held, capacity - one * min(len(span), wave))
         for i in span:
             if following[i] != NEVER:
@@ -76,7 +76,7 @@ def fewest_loads(
     return np.array(loads, np.int64)
 
 
-def together(work: Workload, capacity: int) -> int:
+def experts_at_once(work: Workload, capacity: int) -> int:
     """How many experts of a call (or all of them, if fewer) are there at once, whatever pools share ``capacity`` bytes.
 
     With a pool a layer a large call runs in waves of that pool, and other layers' experts stay meanwhile. A policy's
@@ -97,7 +97,7 @@ def fewest_decode_bytes(work: Workload, capacity: int) -> int:
     phase, n_layers, sizes = work.schedule.phase, work.n_layers, work.lookup_bytes
     if len(set(work.expert_bytes)) == 1:
         capacity -= capacity % work.expert_bytes[0]
-    wave = together(work, capacity)
+    wave = experts_at_once(work, capacity)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], phase == DECODE, [0]])))
     total = 0
     for begin, end in zip(edges[::2] * n_layers, edges[1::2] * n_layers, strict=True):
@@ -139,7 +139,7 @@ def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
     """Bounds of ``work`` at ``capacity`` bytes for experts, the policy's own tables included."""
     compute = work.compute_ns(work.least_ns)
     decode, size = work.schedule.phase == DECODE, work.lookup_bytes
-    loads = fewest_loads(work.offsets, work.expert, size, capacity, together(work, capacity))
+    loads = fewest_loads(work.offsets, work.expert, size, capacity, experts_at_once(work, capacity))
     decoding = work.lookup_phase == DECODE
     return Bounds(
         compute_ns=int(compute.sum()),

@@ -1,11 +1,11 @@
 """The copying stream as the simulator's link: the same queue and the same order of service, with real copies.
 
 ``sim.run.link_queue`` decides what moves next, what gives way and what is given up; here a stretch on the link is
-copies on the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next one too:
-prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the next chunk
-boundary. Small experts go whole: to hand a copy over takes the host 10 to 15 us, and the link 60 us to move 3 MiB.
-Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits for the
-host.
+copies on the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next
+one too: prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the
+next chunk boundary. Small experts go whole: to hand a copy over takes the host 10 to 15 us, and the link 60 us to move
+3 MiB. Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits
+for the host.
 
 Nothing here blocks. An engine that waits calls ``poll`` again and again, which finds what has landed and hands over
 more.

@@ -270,8 +270,7 @@ class RealRun(Loop):
         """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
         calls, link, plan = self.calls, self.link, self.plan
         self._begin_call(call, needed, first)
-        late = calls.late
-        since = self.device.compute.mark() if late or calls.missed else None
+        since = self.device.compute.mark() if calls.late or calls.missed else None
         moment = call + number + 1
         hosted = [needed[i - first] for i in calls.hosted]
         groups = calls.split(needed, first)
@@ -284,7 +283,7 @@ class RealRun(Loop):
             self._answer(thought, number)
             since = None
         beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
-        last = self._launch_ready(call, ready, waiting, late, since, of, step, take)
+        last = self._launch_ready(call, ready, waiting, since, of, step, take)
         link.kick()
         streams = calls.streams(call)
         if decision is not None:
@@ -295,30 +294,30 @@ class RealRun(Loop):
             self._stream_layer(call + 1)
         if streams or decision is not None:
             link.kick()
-        self._launch_late(call, groups[0], waiting, late, of, step, take, last)
+        self._launch_late(call, groups[0], waiting, of, step, take, last)
         for group in groups[1:]:
             self._await_free()
             ready, waiting = calls.claim(group)
             link.kick()
-            last = self._launch_ready(call, ready, waiting, late, None, of, step, take)
-            self._launch_late(call, group, waiting, late, of, step, take, last)
+            last = self._launch_ready(call, ready, waiting, None, of, step, take)
+            self._launch_late(call, group, waiting, of, step, take, last)
         self._stand_still_for_others(call)
         if hosted:
             self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
 
     def _launch_ready(
-        self, call: int, ready: list[int], waiting: list[Transfer], late: set[int], since: Event | None,
+        self, call: int, ready: list[int], waiting: list[Transfer], since: Event | None,
         of: dict[int, tuple[int, int]], step: Step, take: Rows,
     ) -> Event:  # fmt: skip
         """Run the residents of a wave; returns the mark from which on the stream waits for the others, if any.
 
-        ``since`` marks when those were asked for: from there the stream has stood still for their sake, not for ours.
+        ``since`` marks when the others were asked for: the stream has stood still for their sake from there on.
         """
         if not ready:
             return self.device.compute.mark() if since is None else since
         begin = self.device.compute.mark()
         if waiting and since is not None:
-            stalls = self.times.stall_late if waiting[0].expert in late else self.times.stall_demand
+            stalls = self.times.stall_late if waiting[0].expert in self.calls.late else self.times.stall_demand
             stalls.append((call, since, begin))
         return self._launch(call, ready, of, step, take, begin)
 
@@ -345,12 +344,12 @@ class RealRun(Loop):
         return end
 
     def _launch_late(
-        self, call: int, group: list[int], waiting: list[Transfer], late: set[int], of: dict[int, tuple[int, int]],
-        step: Step, take: Rows, last: Event,
+        self, call: int, group: list[int], waiting: list[Transfer], of: dict[int, tuple[int, int]], step: Step,
+        take: Rows, last: Event,
     ) -> None:  # fmt: skip
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
         for transfer in waiting:
-            there = self._stand_still(call, [transfer], transfer.expert in late, last)
+            there = self._stand_still(call, [transfer], transfer.expert in self.calls.late, last)
             last = self._launch(call, [transfer.expert], of, step, take, there)
             self.cache.use(transfer.expert)
             self.link.poll()

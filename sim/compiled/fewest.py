@@ -11,7 +11,7 @@ from sim.workload import next_calls
 
 
 def fewest_loads(
-    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, together: int | None
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None
 ) -> np.ndarray:
     """The same result for the same arguments (all arrays of integers), ``capacity`` in whole experts where equal."""
     most = int(experts.max(initial=0)) + 1
@@ -19,7 +19,7 @@ def fewest_loads(
     columns = (offsets, experts, sizes, next_calls(offsets, experts))
     offsets, experts, sizes, following = (np.ascontiguousarray(column, np.int64) for column in columns)
     loads = np.zeros(len(experts), np.int64)
-    _fewest(farthest.heaps[0], offsets, experts, sizes, following, kept, capacity, together or 0, loads)
+    _fewest(farthest.heaps[0], offsets, experts, sizes, following, kept, capacity, at_once or 0, loads)
     return loads
 
 
@@ -32,7 +32,7 @@ def _fewest(
     following: np.ndarray,
     kept: np.ndarray,
     capacity: int,
-    together: int,
+    at_once: int,
     loads: np.ndarray,
 ) -> None:
     held = 0
@@ -47,7 +47,7 @@ def _fewest(
             kept[expert] = 0
         if last > first:
             one = sizes[first]
-            wave = together if together else capacity // one
+            wave = at_once if at_once else capacity // one
             held = _shrink(farthest, kept, held, capacity - one * min(last - first, wave))
         for i in range(first, last):
             if following[i] != NEVER:

@@ -21,7 +21,7 @@ from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
 from sim.predictors.activations import ActivationMatrices
-from sim.predictors.adaptive import Estimate, estimate, held_out, objective, sampled, shortest
+from sim.predictors.adaptive import Estimate, estimate, held_out, sampled, shortest
 from sim.predictors.base import Predictor, top
 from sim.predictors.domain import Domain
 from sim.predictors.matching import Matching, Reading
@@ -184,10 +184,6 @@ class Domoe(Policy):
         if kind == "sampled":
             return sampled(miss, self.predict_ns, self.load_ns, self.setting.seed)
         return shortest(miss, self.predict_ns, self.load_ns)
-
-    def predicted_ns(self, layers: tuple[int, ...], level: int, n_experts: int) -> float:
-        """What the paper's objective expects of a token with predictions at ``layers``."""
-        return objective(layers, self.miss(level, n_experts), self.predict_ns, self.load_ns)
 
     @property
     def fetch(self) -> int:

@@ -79,7 +79,7 @@ class MoEInfinity(Policy):
         points = np.arange(1, view.n_layers)
         moment = view.moment(steps[:, None], points)
         cost = [setting.software.search_ns(setting.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
-        found, combined = _together(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
+        found, combined = _combinations(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
         ratio = shares(_added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts))
         return Plan(
             eviction="score",
@@ -121,7 +121,7 @@ class MoEInfinity(Policy):
         return Requests(moment, np.append(offsets[:-1][asked], offsets[-1]), call, expert, priority)
 
 
-def _together(matches: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _combinations(matches: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matches of the rows (Rd, P) of steps of so many ``rows``: as numbers of combinations, (steps, P), and those.
 
     A combination (V, B) is the sorted entries that the rows of a step match, -1 for none; number -1 is no match at all.

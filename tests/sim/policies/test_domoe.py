@@ -13,6 +13,7 @@ from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
+from sim.predictors.adaptive import objective
 from sim.predictors.base import top
 from sim.predictors.neighbours import Neighbours
 from sim.predictors.prototypes import ITERATIONS
@@ -20,7 +21,7 @@ from sim.run.prepared import replay
 from sim.run.scene import bundled_traces, scene
 from sim.view import View
 from sim.workload import batched, workload
-from tests.sim.machine.test_software import HOST
+from tests.sim.machine.test_prediction_costs import HOST
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, toy_machine, toy_model, worlds
 from traces.trace import Trace
@@ -222,7 +223,11 @@ def test_the_modes_of_the_ablation() -> None:
     dear = policy(dataclasses.replace(here.setting, software=_slow(FAST, 1e6)))
     assert dear.prediction_layers(1, 6, 3) == (0,), "a second a search"
     cheap = policy(dataclasses.replace(here.setting, software=_slow(FAST, 0.0)), layers="sampled")
-    assert cheap.predicted_ns(cheap.prediction_layers(1, 6, 3), 1, 6) <= cheap.predicted_ns((0,), 1, 6)
+    expected = [
+        objective(layers, cheap.miss(1, 6), cheap.predict_ns, cheap.load_ns)
+        for layers in (cheap.prediction_layers(1, 6, 3), (0,))
+    ]
+    assert expected[0] <= expected[1]
 
 
 def _slow(software: PredictionCosts, us: float) -> PredictionCosts:
