@@ -207,9 +207,10 @@ def convert(
 ) -> None:
     r"""Turn the routing record of another tool into a trace.
 
-    A record of a serving engine holds `routed_experts` (rows, layers, k) and, where known, `offsets`, `prompt_lens`,
-    `token_ids`, `layer_ids`, `n_experts`; padded ones (requests, rows, layers, k) `lengths`; turns of conversations
-    `conversation` and `start`. Doubtful rows are dropped or refused, and what was noticed goes to the trace's notes.
+    A record of a serving engine holds `routed_experts` (rows, layers, k). Where known it also holds `offsets`,
+    `prompt_lens`, `token_ids`, `layer_ids` and `n_experts`. A padded one (requests, rows, layers, k) has `lengths`.
+    Turns of conversations have `conversation` and `start`. Doubtful rows are dropped or refused, and the trace's notes
+    say what was noticed. docs/convert.md explains all of it.
 
     For example:
 

@@ -118,7 +118,7 @@ def captured(tmp_path_factory):
     pytest.importorskip("transformers")
     from tests.support.tiny_families import decoder, switch
     from tests.support.tiny_moe import WORDS, tokenizer
-    from traces.capture.session import Amount, capture_prompts
+    from traces.capture.capture import Amount, capture_prompts
 
     folder = tmp_path_factory.mktemp("verify")
     prompts = folder / "p.txt"

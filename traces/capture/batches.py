@@ -13,7 +13,7 @@ from traces.capture.recorder import Recorder
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """Trace arrays of a batch, ``sequence`` counted within it, and whole states (H numbers each).
 
     ``states`` (n, L+1, H) belong to the decode rows, ``prefill_states`` (n, H) to the prefill rows at
@@ -58,12 +58,12 @@ def run_batch(
     pad: int,
     eos: set[int],
     chunk: int | None = None,
-) -> dict[str, Rows]:
+) -> dict[str, BatchRows]:
     """Run prompts through the model that ``recorders`` watch: the rows of each of its parts, see decoding.passes."""
     import torch
 
     model: Any = next(iter(recorders.values())).model
-    gathered = {part: _Gathered(recorder) for part, recorder in recorders.items()}
+    gathered = {part: _BatchPart(recorder) for part, recorder in recorders.items()}
     with torch.inference_mode():
         for one in passes(model, prompts, new_tokens, decoding, pad, eos, chunk):
             # A stack without routed layers is not recorded.
@@ -72,7 +72,7 @@ def run_batch(
     return {part: rows.ordered() for part, rows in gathered.items()}
 
 
-class _Gathered:
+class _BatchPart:
     """The passes of one part of a model, one after another."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -100,13 +100,13 @@ class _Gathered:
         self._arrays.setdefault("phase", []).append(np.full(len(rows.experts), 0 if one.prefill else 1, np.uint8))
         (self._prefill_states if one.prefill else self._states).append(rows.states.float().cpu().numpy())
 
-    def ordered(self) -> Rows:
+    def ordered(self) -> BatchRows:
         """Everything in the order of a trace: by sequence, then by position."""
         arrays = {name: np.concatenate(values) for name, values in self._arrays.items()}
         order = np.lexsort((arrays["position"], arrays["sequence"]))
         decode = arrays["phase"] == 1
         none = np.empty((0, len(self._recorder.layers) + 1, self._prefill_states[0].shape[-1]), np.float32)
-        return Rows(
+        return BatchRows(
             {name: array[order] for name, array in arrays.items()},
             _reordered(np.concatenate(self._states) if self._states else none, decode, order),
             _reordered(np.concatenate(self._prefill_states), ~decode, order),

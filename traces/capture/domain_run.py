@@ -9,7 +9,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.progress import Watch
-from traces.capture.batches import Rows, Spool, run_batch
+from traces.capture.batches import BatchRows, Spool, run_batch
 from traces.capture.checkpoint import end_tokens
 from traces.capture.corpora import DomainText, TextRow
 from traces.capture.decoding import Decoding
@@ -56,7 +56,7 @@ class Amount:
 
 
 @dataclass
-class Captured:
+class DomainRows:
     """One domain's rows of one part of a model in trace order, its states still whole.
 
     Arrays as in Trace, ``states`` (Td, L+1, H) and ``prefill_states`` (Tp, H) in a file.
@@ -95,15 +95,15 @@ class Captured:
 
 
 @dataclass
-class _PartRows:
+class _DomainPart:
     """One part of a model while a domain is captured: what is known so far, and where its states go."""
 
-    result: Captured
+    result: DomainRows
     decode: Spool
     prefill: Spool
     arrays: list[dict[str, np.ndarray]] = field(default_factory=list)
 
-    def add(self, rows: Rows, kept: int) -> int:
+    def add(self, rows: BatchRows, kept: int) -> int:
         """Take the first ``kept`` sequences of a batch; how many decode rows they have."""
         inside, decode = rows.arrays["sequence"] < kept, rows.arrays["phase"] == 1
         self.decode.add(rows.states[inside[decode]])
@@ -114,7 +114,7 @@ class _PartRows:
         self.result.odd += rows.odd
         return int((arrays["phase"] == 1).sum())
 
-    def finished(self) -> Captured:
+    def finished(self) -> DomainRows:
         """The domain's rows, once all batches are in."""
         self.result.arrays = {name: np.concatenate([one[name] for one in self.arrays]) for name in self.arrays[0]}
         self.result.states, self.result.prefill_states = self.decode.read(), self.prefill.read()
@@ -122,7 +122,7 @@ class _PartRows:
 
 
 @dataclass(frozen=True)
-class Recording:
+class DomainRun:
     """How domains are captured: the recorders of a model by its parts, its tokenizer, and how much of what is run."""
 
     recorders: Mapping[str, Recorder]
@@ -136,15 +136,15 @@ class Recording:
         """The part whose decode rows count: the decoder, or the only one."""
         return list(self.recorders)[-1]
 
-    def domain(self, text: DomainText) -> dict[str, Captured]:
+    def domain(self, text: DomainText) -> dict[str, DomainRows]:
         """Run one domain's profile and evaluation rows; what it gives by part of the model.
 
         Raises InputError if no prompt is short enough.
         """
         parts = {}
         for part, recorder in self.recorders.items():
-            result = Captured(text.domain, text.about, [routed.layer for routed in recorder.layers])
-            parts[part] = _PartRows(result, Spool(), Spool())
+            result = DomainRows(text.domain, text.about, [routed.layer for routed in recorder.layers])
+            parts[part] = _DomainPart(result, Spool(), Spool())
         with Watch(f"capture {text.domain}") as watch:
             for split in ("profile", "eval"):
                 rows = getattr(text, split)
@@ -152,7 +152,7 @@ class Recording:
                     self._split(rows, split, parts, watch)
         return {part: one.finished() for part, one in parts.items()}
 
-    def _split(self, rows: list[TextRow], split: str, parts: Mapping[str, _PartRows], watch: Watch) -> None:
+    def _split(self, rows: list[TextRow], split: str, parts: Mapping[str, _DomainPart], watch: Watch) -> None:
         """Run rows of one split until they suffice."""
         amount, tokenizer = self.amount, self.tokenizer
         model: Any = self.recorders[self.main].model

@@ -24,7 +24,7 @@ ODD_ROUTES = {
 
 
 @dataclass(frozen=True)
-class Recorded:
+class PassRows:
     """Rows of one forward pass, padding removed, on the host: n rows, L routed layers, K slots, E experts, H hidden.
 
     ``states[:, 0]`` is the embedding layer's output and ``states[:, 1 + l]`` routed layer l's router input, on the
@@ -82,7 +82,7 @@ class Recorder(Listener):
         """Keep what the experts were given."""
         self._used[index].append((ids, weights))
 
-    def take(self, valid: "torch.Tensor", position: "torch.Tensor", level: int | None = None) -> Recorded:
+    def take(self, valid: "torch.Tensor", position: "torch.Tensor", level: int | None = None) -> PassRows:
         """The rows of the forward pass since the last call for which ``valid`` (batch x length, bool) is True.
 
         ``position`` (batch x length, or one row for all) is each token's place in its sequence. ``level`` keeps the
@@ -113,7 +113,7 @@ class Recorder(Listener):
             "weights": (gates == 0) & (weights != 0),
             "probs": (shares == 0).all(dim=-1) & (probs != 0).any(dim=-1),
         }
-        return Recorded(
+        return PassRows(
             experts=ids.to(torch.int16).cpu(),
             gates=gates.cpu(),
             probs=shares.cpu(),

@@ -17,11 +17,11 @@ from tests.support.tiny_moe import tokenizer
 from tests.traces.capture.test_families import PROMPTS, arrays, run, without_end
 from traces.__main__ import main
 from traces.capture.batches import run_batch
+from traces.capture.capture import capture_prompts
 from traces.capture.checkpoint import in_words
 from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.capture.routers import routed_layers
-from traces.capture.session import capture_prompts
 from traces.embeddings import Basis
 from traces.trace import Trace
 from traces.validation import check_meta

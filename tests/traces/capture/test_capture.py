@@ -13,11 +13,11 @@ from ground.errors import InputError
 from tests.support.tiny_moe import llama, mixtral, tokenizer, write_corpora
 from traces.__main__ import main
 from traces.capture.batches import prefill_level, run_batch
+from traces.capture.capture import Amount, capture
 from traces.capture.checkpoint import end_tokens, load_model, weight_bytes
 from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
-from traces.capture.session import Amount, capture
 from traces.trace import Trace
 
 GREEDY = Decoding(mode="greedy")

@@ -14,11 +14,11 @@ from ground.errors import InputError
 from tests.support.tiny_families import FAMILIES, decoder, switch
 from tests.support.tiny_moe import llama
 from traces.capture.batches import run_batch
+from traces.capture.capture import Amount, capture_prompts
 from traces.capture.checkpoint import load
 from traces.capture.decoding import Decoding, Prompt
 from traces.capture.recorder import Recorder, recorders
 from traces.capture.routers import routed_layers
-from traces.capture.session import Amount, capture_prompts
 from traces.models.known import resolve_model
 from traces.trace import Trace
 

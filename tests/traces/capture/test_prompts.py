@@ -130,8 +130,8 @@ def checkpoint(tmp_path_factory):
 
 
 def captured(checkpoint, rows, tmp_path, **more):
+    from traces.capture.capture import Amount, capture_prompts
     from traces.capture.decoding import Decoding
-    from traces.capture.session import Amount, capture_prompts
     from traces.trace import Trace
 
     path = tmp_path / "out.npz"
@@ -195,7 +195,7 @@ def test_several_domains_are_one_trace_with_one_embedding_basis(checkpoint, tmp_
 
 
 def test_one_prompt_is_enough_and_long_ones_are_counted(checkpoint, tmp_path):
-    from traces.capture.session import Amount
+    from traces.capture.capture import Amount
 
     trace = captured(checkpoint, [{"prompt": "law"}], tmp_path, embedding="auto", basis_path=tmp_path / "b.npz")
     assert trace.split.tolist() == ["eval"] and trace.n_rows == 1 + 3 and trace.embeddings is not None
@@ -208,7 +208,7 @@ def test_one_prompt_is_enough_and_long_ones_are_counted(checkpoint, tmp_path):
 
 
 def test_no_decode_rows_leave_embeddings_out(checkpoint, tmp_path):
-    from traces.capture.session import Amount
+    from traces.capture.capture import Amount
 
     amount = Amount(None, None, prompt_tokens=9, new_tokens=1)
     trace = captured(checkpoint, [{"prompt": "law judge"}], tmp_path, amount=amount, embedding="auto")

@@ -7,12 +7,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
 
-import traces.capture.session
+import traces.capture.capture
 from tests.support.tiny_families import decoder, switch
 from tests.support.tiny_moe import WORDS, tokenizer
+from traces.capture.capture import Amount, capture_prompts
 from traces.capture.checkpoint import load
 from traces.capture.decoding import Decoding
-from traces.capture.session import Amount, capture_prompts
 from traces.embeddings import Basis
 from traces.trace import Trace
 
@@ -61,7 +61,7 @@ def check_stored(stored, projected, scale, limits):
 def test_states_are_the_embedding_layer_s_output_and_the_routers_inputs(family, tmp_path, monkeypatch):
     """Captured in padded batches step by step; hooked in one pass a sequence over the tokens that the trace names."""
     whole = []
-    session = traces.capture.session
+    session = traces.capture.capture
     assemble = session.assemble
     monkeypatch.setattr(session, "assemble", lambda one, *more: whole.append(one) or assemble(one, *more))
     folder = saved(family, tmp_path / "model")

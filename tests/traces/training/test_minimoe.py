@@ -12,9 +12,9 @@ import torch
 
 from ground.errors import InputError
 from tests.support.tiny_moe import llama, mixtral, tokenizer, write_corpora
+from traces.capture.capture import Amount, capture
 from traces.capture.corpora import DomainText, TextRow
 from traces.capture.routers import routed_layers
-from traces.capture.session import Amount, capture
 from traces.trace import Trace
 from traces.training import train as minimoe
 from traces.training.train import Mixture, TrainingOptions, balance_loss, expert_uses, fit, load_base, pack, train

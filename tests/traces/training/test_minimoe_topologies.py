@@ -12,11 +12,11 @@ import torch
 
 from tests.support.tiny_moe import llama, tokenizer, write_corpora
 from traces.capture.batches import run_batch
+from traces.capture.capture import Amount, capture
 from traces.capture.checkpoint import load
 from traces.capture.decoding import Decoding, Prompt
 from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
-from traces.capture.session import Amount, capture
 from traces.trace import Trace
 from traces.training.train import TrainingOptions, train
 from traces.training.upcycle import TOPOLOGIES, expert_weights, source_layers, upcycle

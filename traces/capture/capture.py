@@ -22,7 +22,7 @@ from traces.capture.batches import prefill_level
 from traces.capture.checkpoint import basis_place, load, located, model_name, named_by_shape, provenance
 from traces.capture.corpora import DomainText, read_domain
 from traces.capture.decoding import Decoding
-from traces.capture.domain_run import Amount, Captured, Recording
+from traces.capture.domain_run import Amount, DomainRows, DomainRun
 from traces.capture.families import FAMILIES, read_families
 from traces.capture.prompts import TEMPLATES, read_prompts
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
@@ -135,8 +135,8 @@ def _record(
         common = {part: _meta(about_model, recorder, options) for part, recorder in found.items()}
         _try_meta(common[main], texts)
         _try_embedding(wanted, basis, found[main])
-        recording = Recording(found, tokenizer, options.amount, options.decoding, options.template)
-        captured = [recording.domain(text) for text in texts]
+        run = DomainRun(found, tokenizer, options.amount, options.decoding, options.template)
+        captured = [run.domain(text) for text in texts]
         mains = [one[main] for one in captured]
         experts = int(mains[0].arrays["probs"].shape[2])
         about: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def _text(domain: str, about: str, sources: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def assemble(one: Captured, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
+def assemble(one: DomainRows, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
     """The Trace of a captured domain; states become stored integers if there is a basis."""
     notes = one.notes + [note.format(one.odd[kind]) for kind, note in ODD_ROUTES.items() if one.odd[kind]]
     dropped = int((one.arrays["experts"] < 0).sum())
@@ -252,7 +252,7 @@ def _decoding(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _write_statistics(
-    path: Path, captured: Sequence[Captured], experts: int, common: Mapping[str, Any], about: Mapping[str, Any]
+    path: Path, captured: Sequence[DomainRows], experts: int, common: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:
     """Routing statistics as JSON, and as tables for a person."""
     result = routing.statistics(
