@@ -81,7 +81,7 @@ def _repeated_rows(trace: Trace) -> int:
 
     Sequences that begin with the same tokens share their first rows rightly: places count as different if their
     positions differ, or the rows before them in most ids. Rows of shallow models recur by chance: many is measured by
-    the median.
+    the median, and by how often each layer takes the row's experts elsewhere.
     """
     if trace.experts[0].size < _ROW_IDS:
         return 0
@@ -97,11 +97,31 @@ def _repeated_rows(trace: Trace) -> int:
     positions, members = np.bincount(group, elsewhere), np.bincount(group)
     least = _PLACES * np.median(positions)
     ends = np.cumsum(members)
+    suspects = np.flatnonzero((members >= least) & (rows[first] >= 0).any(axis=1))
+    chance = _by_chance(trace, first[suspects], members[suspects])
+    suspects = suspects[members[suspects] >= np.floor(_PLACES * (1 + 2 * chance))]
     return sum(
         int(members[g])
-        for g in np.flatnonzero((members >= least) & (rows[first] >= 0).any(axis=1))
+        for g in suspects
         if positions[g] >= least or _other_histories(trace, rows, order[ends[g] - members[g] : ends[g]]) >= least
     )
+
+
+def _by_chance(trace: Trace, some: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """How often each of the rows ``some`` would come if layers did not depend on each other, as all other rows show it.
+
+    ``members`` says how often it comes.
+    """
+    expected = np.full(len(some), float(trace.n_rows))
+    for layer in range(trace.n_layers):
+        if 2 * _PLACES * expected.max(initial=0) < 1:  # more layers cannot matter
+            break
+        code = np.zeros(trace.n_rows, np.int64)
+        for slot in range(trace.top_k):
+            code = code * (trace.n_experts + 1) + trace.experts[:, layer, slot]
+        _, place, counts = np.unique(code, return_inverse=True, return_counts=True)
+        expected *= (counts[place[some]] - members + 1) / (trace.n_rows - members + 1)
+    return expected
 
 
 def _other_histories(trace: Trace, rows: np.ndarray, mine: np.ndarray) -> int:

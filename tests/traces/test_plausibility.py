@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from tests.support.places import REPOSITORY
 from tests.support.records import routes
-from tests.support.strategies import make_trace
+from tests.support.strategies import make_trace, traces
 from traces.__main__ import main
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
@@ -21,6 +22,12 @@ def varied(rows: int = 100, layers: int = 4) -> np.ndarray:
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "traces").glob("*.npz")), ids=lambda path: path.stem)
 def test_bundled_traces_give_no_doubts(path):
     assert doubts(Trace.load(path)) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(trace=traces())
+def test_every_valid_trace_can_be_judged(trace):
+    assert all(doubt and "\n" not in doubt for doubt in doubts(trace))
 
 
 @pytest.mark.parametrize("where", [slice(0, 40, 2), slice(60, 100), slice(0, 20), slice(7, 100, 9)])
@@ -51,6 +58,11 @@ def test_rows_that_recur_by_chance_are_no_filler():
     ids = np.random.default_rng(0).integers(0, 2, (2000, 8, 1))
     assert doubts(make_trace(ids, n_experts=2)) == []
     assert doubts(make_trace(np.zeros((40, 8, 1), int), n_experts=1)) == []
+    popular = np.random.default_rng(0).zipf(1.5, (5000, 8, 1)).clip(1, 8) - 1
+    assert doubts(make_trace(popular, n_experts=8)) == []
+    popular[1::3] = 5
+    (doubt,) = doubts(make_trace(popular, n_experts=8))
+    assert 1667 <= int(doubt.split()[0]) < 1680  # a few real rows are as the filler is
 
 
 def test_rows_without_a_route_are_no_filler():

@@ -75,8 +75,8 @@ def read_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     inner = config.get("text_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise InputError(f"{name}: text_config is {inner!r}; expected a JSON object")
-    # What a composite config says of all its parts (type of the numbers, quantisation) stands outside the text part, and
-    # what it says of the model's two ends counts.
+    # What a composite config says of all its parts (type of the numbers, quantisation) stands outside the text part,
+    # and what it says of the model's two ends counts.
     whole = {k: config[k] for k in ("tie_word_embeddings",) if inner and config.get(k) is not None}
     fields = Fields({**config, **{k: v for k, v in (inner or {}).items() if v is not None}, **whole}, name)
     model_type = fields.config.get("model_type")
