@@ -12,7 +12,7 @@ from ground.errors import InputError
 from traces.arrays import integers, shown
 from traces.layer_numbers import increasing, listed, parse_layers
 from traces.models.configs import read_config
-from traces.models.known import builtin_decoder, builtin_models, stored_config
+from traces.models.known import builtin, builtin_decoder, builtin_models, stored_config
 from traces.models.spec import ModelSpec
 
 
@@ -52,7 +52,7 @@ class Given:
         path = Path(self.model)
         if (spec := builtin_decoder(self.model)) is not None:
             return RecordedModel(spec.name, spec)
-        if path.suffix != ".json" and not path.exists():
+        if path.suffix != ".json" and not path.is_file() and not (path / "config.json").is_file():
             return RecordedModel(self.model)
         try:
             config, where = stored_config(self.model)
@@ -60,8 +60,9 @@ class Given:
             raise InputError(f"--model {shown(path)}: cannot be read: {error.strerror}") from None
         file = Path(where).resolve()
         name = file.parent.name if file.name == "config.json" else file.stem
-        return RecordedModel(shown(name if builtin_decoder(name) is None else f"{name} (config.json)"),
-                             read_config(config, shown(where)), config)  # fmt: skip
+        if builtin(name) is not None:  # whose own configuration replay would take
+            name = f"{name} (config.json)"
+        return RecordedModel(shown(name), read_config(config, shown(where)), config)
 
 
 def recognised(

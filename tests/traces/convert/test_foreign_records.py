@@ -12,9 +12,12 @@ import pytest
 from ground.errors import InputError
 from sim.__main__ import main as simulate
 from tests.support.records import notes, routes
+from tests.support.strategies import make_trace
+from tests.support.trace_files import stored
 from tests.traces.convert.test_convert_kinds import device
 from traces.__main__ import main
 from traces.convert.kinds import Given, convert_file
+from traces.models.known import resolve_model
 from traces.trace import Trace
 
 GEMMA = {
@@ -49,6 +52,15 @@ def test_a_config_of_a_model_that_is_not_built_in_is_all_that_convert_and_replay
     assert trace.meta["model"]["config"] == GEMMA | {"rope_theta": "Infinity"}
     assert simulate(["replay", str(tmp_path / "t.npz"), "--policy", "lru", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["lookups"] == 2 * 5 * 4
+
+
+def test_a_config_beside_the_name_of_a_built_in_model_is_charged_as_it_says(tmp_path):
+    folder = tmp_path / "mixtral-8x7b"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GEMMA))
+    trace = converted(tmp_path, str(folder), routed_experts=routes(4, 5, 4, 16), n_experts=None)
+    assert trace.meta["model"]["name"] == "mixtral-8x7b (config.json)"
+    assert resolve_model(trace.meta["model"], trace.layers).hidden == 64
 
 
 def test_convert_says_at_once_what_replay_will_need_of_an_unknown_model(tmp_path, capsys):
@@ -124,6 +136,11 @@ def test_more_slots_than_experts_are_refused_though_none_hides_them(tmp_path, ca
     ids[0, 0, 2:] = [-1, -1, -1, min(set(range(4)).difference(ids[0, 0, :2]))]
     with pytest.raises(InputError, match=r"meta\.model\.top_k: 6 experts of 4, expected at most all"):
         converted(tmp_path, routed_experts=ids, n_experts=np.int64(4))
+    arrays = stored(make_trace(ids, n_experts=8))
+    arrays["meta"] = np.array(str(arrays["meta"]).replace('"experts": 8', '"experts": 4'))
+    np.savez(tmp_path / "t.npz", **arrays)
+    assert main(["info", str(tmp_path / "t.npz")]) == 2
+    assert "meta.model.top_k: 6 experts of 4" in capsys.readouterr().err
 
 
 # --- forms that are not read yet ---
