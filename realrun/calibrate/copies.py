@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.timing import Timing
+from realrun.calibrate.timing import Timing, host_ns
 from realrun.device.devices import Device, Event
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def copy_times(
     alone = machine.times(copies, repeats=max(3, runs), alone=True)
     rows = {size: [partial(_all, each)] for size, each in copies.items()}
     of_rows = machine.times(rows, repeats=max(3, runs // 2), alone=True)
-    return Copies(alone, {size: _one_of(row, all_of_it, alone[size]) for size, all_of_it in of_rows.items()})
+    return Copies(alone, {size: of_rows[size].over(row - 1, beyond=alone[size].ns) for size in sizes})
 
 
 def _ends(
@@ -89,46 +89,32 @@ def _ends(
     return (at(host), at(device)) if direction == "h2d" else (at(device), at(host))
 
 
-def _copy(source: Any, target: Any) -> Callable[[], None]:
-    return lambda: target.copy_(source, non_blocking=True)
+def _copy(source: Any, target: Any) -> Callable[[], Any]:
+    return partial(target.copy_, source, non_blocking=True)
 
 
-def _all(copies: list[Callable[[], None]]) -> None:
+def _all(copies: list[Callable[[], Any]]) -> None:
     for copy in copies:
         copy()
 
 
-def _one_of(count: int, row: Timing, alone: Timing) -> Timing:
-    """What one of ``count`` copies adds to their ``row``."""
-    low, middle, high = (max(1, round((ns - alone.ns) / (count - 1))) for ns in (row.low, row.ns, row.high))
-    return Timing(middle, low, high, row.runs)
+def shared_rates(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> dict[str, float]:
+    """GB/s of copies of ``size`` bytes in rows of ``rows``, each alone and beside others.
 
-
-@dataclass(frozen=True)
-class SharedRates:
-    """GB/s of copies that share the machine, each beside what it reaches alone."""
-
-    h2d_alone: float
-    d2h_alone: float
-    h2d_two_streams: float
-    """Both streams together."""
-    h2d_beside_d2h: float
-    d2h_beside_h2d: float
-    host_alone: float
-    """Bytes read and written by a loop on the host that copies memory, all threads."""
-    host_beside_h2d: float
-    h2d_beside_host: float
-
-
-def shared_rates(machine: Machine, size: int = SIZES[-2], rows: int = 8) -> SharedRates:
-    """Copies of ``size`` bytes in rows of ``rows``: two streams at once, both directions at once, beside the host."""
+    Two streams at once have one rate together. A loop on the host that copies memory with all threads counts the bytes
+    that it reads and those that it writes.
+    """
     one, two, back = Lane(machine, size, "h2d"), Lane(machine, size, "h2d"), Lane(machine, size, "d2h")
-    host = HostWork(machine, size)
+    buffers = machine.host(size, False), machine.host(size, False)
     (h2d,), (d2h,) = _rates(machine, [one], rows), _rates(machine, [back], rows)
-    there, return_ = _rates(machine, [one, back], rows)
-    alone = host.rate(machine, [], rows)
-    beside = host.rate(machine, [one], 3 * rows)
-    return SharedRates(h2d, d2h, _shared_rate(machine, one, two, rows), there, return_, alone[0], beside[0], beside[1])
+    there, back_again = _rates(machine, [one, back], rows)
+    host_alone, _ = _host_rate(machine, buffers, [], rows)
+    host, beside_host = _host_rate(machine, buffers, [one], 3 * rows)
+    return {
+        "h2d_alone": h2d, "d2h_alone": d2h, "h2d_two_streams": _shared_rate(machine, one, two, rows),
+        "h2d_beside_d2h": there, "d2h_beside_h2d": back_again,
+        "host_alone": host_alone, "host_beside_h2d": host, "h2d_beside_host": beside_host,
+    }  # fmt: skip
 
 
 class Lane:
@@ -142,10 +128,7 @@ class Lane:
     def enqueue(self, rows: int) -> "tuple[Any, Any] | int":
         """Start ``rows`` copies; the events around them, or on the CPU the nanoseconds that they took."""
         if self.stream is None:
-            begin = time.perf_counter_ns()
-            for _ in range(rows):
-                self.target.copy_(self.source)
-            return time.perf_counter_ns() - begin
+            return host_ns(partial(_all, [_copy(self.source, self.target)] * rows))
         event = self.machine.torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         with self.machine.torch.cuda.stream(self.stream):
@@ -183,38 +166,36 @@ def _elapsed(mark: "tuple[Any, Any] | int") -> float:
     return max(1.0, mark if isinstance(mark, int) else mark[0].elapsed_time(mark[1]) * 1e6)
 
 
-class HostWork:
-    """A loop on the host that is bound by its memory: copies between two buffers, with all of torch's threads."""
+def _host_rate(machine: Machine, buffers: tuple[Any, Any], lanes: list[Lane], rows: int) -> tuple[float, float]:
+    """GB/s that copies between two ``buffers`` of the host read and write while ``lanes`` are busy, and of all those.
 
-    def __init__(self, machine: Machine, size: int) -> None:
-        self.a, self.b = machine.host(size, False), machine.host(size, False)
+    The copies follow each other, with all of torch's threads.
+    """
+    one, other = buffers
+    rounds: list[int] = []
+    stop = threading.Event()
 
-    def rate(self, machine: Machine, lanes: list[Lane], rows: int) -> tuple[float, float]:
-        """GB/s that the loop reads and writes while ``lanes`` are busy, and theirs together meanwhile."""
-        rounds: list[int] = []
-        stop = threading.Event()
+    def loop() -> None:
+        while not stop.is_set():
+            rounds.append(host_ns(lambda: one.copy_(other)))
 
-        def loop() -> None:
-            while not stop.is_set():
-                begin = time.perf_counter_ns()
-                self.a.copy_(self.b)
-                rounds.append(time.perf_counter_ns() - begin)
+    def until(count: int) -> None:
+        while len(rounds) < count:
+            time.sleep(0.001)
 
-        worker = threading.Thread(target=loop, daemon=True)
-        worker.start()
-        try:
-            while len(rounds) < 2:  # threads and pages are warm
-                time.sleep(0.001)
-            first = len(rounds)
-            copied = sum(_rates(machine, lanes, rows)) if lanes else 0.0
-            last = len(rounds) if lanes else first
-            while len(rounds) < max(last, first + 3):
-                time.sleep(0.001)
-            during = sorted(rounds[first : max(last, first + 3)])
-        finally:
-            stop.set()
-            worker.join()
-        return 2 * self.a.numel() / during[len(during) // 2], copied
+    worker = threading.Thread(target=loop, daemon=True)
+    worker.start()
+    try:
+        until(2)  # threads and pages are warm
+        first = len(rounds)
+        copied = sum(_rates(machine, lanes, rows))
+        last = max(len(rounds), first + 3)
+        until(last)
+    finally:
+        stop.set()
+        worker.join()
+    during = sorted(rounds[first:last])
+    return 2 * one.numel() / during[len(during) // 2], copied
 
 
 class Traffic:

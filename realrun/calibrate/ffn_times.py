@@ -131,9 +131,7 @@ def ffn_runs(machine: Machine, used: UsedFfn, rows: Iterable[int] = ROWS) -> dic
     return plain_runs(machine, used.ffn, used.use == "dense", rows)
 
 
-def routed_runs(
-    machine: Machine, model: ModelSpec, rows: Iterable[int], at_once: int | None = None
-) -> dict[int, Runs]:
+def routed_runs(machine: Machine, model: ModelSpec, rows: Iterable[int], at_once: int | None = None) -> dict[int, Runs]:
     """Routed experts of ``model``: ``at_once`` of them, by default k at one row, and as many as a run launches without
     a look at the link at more.
     """

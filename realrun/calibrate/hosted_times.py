@@ -26,36 +26,26 @@ STORED = 4
 
 
 @dataclass(frozen=True)
-class IdleAndBusy:
-    """Times of one expert for one row."""
-
-    idle: Timing
-    """Nothing crosses the link."""
-    busy: Timing
-    """Copies cross it all the while."""
-
-
-@dataclass(frozen=True)
 class HostedTimes:
-    """Of an expert of ``size`` bytes."""
+    """Of an expert of ``size`` bytes for one row."""
 
     size: int
     charged: int
     """How many threads compute in a run."""
-    threads: dict[int, IdleAndBusy]
-    """By that number, those of a run first, then others for comparison."""
+    threads: dict[int, dict[bool, Timing]]
+    """By that number, those of a run first, then others for comparison; and by whether copies cross the link meanwhile.
+    """
 
     def gbps(self, busy: bool) -> float:
         """Bytes a nanosecond in a run."""
-        one = self.threads[self.charged]
-        return self.size / (one.busy if busy else one.idle).ns
+        return self.size / self.threads[self.charged][busy].ns
 
 
 def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     """Of experts of ``model``, ``top_k`` at a time. Raises InputError where memory cannot be pinned."""
     torch = the_torch()
     most = torch.get_num_threads()
-    times: dict[int, IdleAndBusy] = {}
+    times: dict[int, dict[bool, Timing]] = {}
     with open_device(str(machine.device)) as device:
         store = HostStore(device, STORED, expert_size(model), scale=model.hidden**-0.5)
         try:
@@ -63,23 +53,19 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
                 step = Step(model, 1, model.top_k, device)
                 device.compute.launch(step.states.normal_)
                 device.synchronize()
-                charged = None
-                for threads in (None, most - 1, most - 2, most * 3 // 4, most // 2):
-                    if threads is None or (threads > 0 and threads not in times):
+                for threads in (most, most - 1, most - 2, most * 3 // 4, most // 2):
+                    if threads > 0 and threads not in times:
                         hosted = HostedExperts(device, store, model, threads)
-                        times[hosted.threads] = _times(machine, device, hosted, step)
-                        charged = charged or hosted.threads
+                        times[threads] = _times(machine, device, hosted, step)
                         hosted.close()
         finally:
             device.synchronize()
             store.close()
-    assert charged is not None
-    return HostedTimes(store.size, charged, times)
+    return HostedTimes(store.size, most, times)
 
 
-def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> IdleAndBusy:
-    size = 32 * 2**20 if machine.cuda else 2**16
-    traffic = Traffic(machine, device, size)
+def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> dict[bool, Timing]:
+    traffic = Traffic(machine, device, 32 * 2**20 if machine.cuda else 2**16)
     calls = [list(range(first, first + step.top_k)) for first in range(0, STORED - step.top_k + 1, step.top_k)]
     samples: dict[bool, list[float]] = {False: [], True: []}
     rest()
@@ -98,4 +84,4 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) 
                 if run:
                     found.append((time.perf_counter_ns() - begin) / len(experts))
             device.synchronize()
-    return IdleAndBusy(Timing.of(samples[False]), Timing.of(samples[True]))
+    return {busy: Timing.of(found) for busy, found in samples.items()}

@@ -14,7 +14,7 @@ processors only ever add. Tables and nets are used in turn, so that none is foun
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -27,6 +27,7 @@ from realrun.calibrate.machine import Machine
 from realrun.calibrate.threads import Way, by_threads, host_times, torch_ways
 from realrun.calibrate.timing import Timing, Work
 from realrun.calibrate.trips import Dimensions, trips
+from realrun.engine.layers import feed_forward
 from realrun.engine.lookup import Fused, eager
 from sim.machine.hardware import Hardware
 
@@ -50,20 +51,15 @@ Ways = dict[str, dict[Dimensions, Timing]]
 
 @dataclass(frozen=True)
 class LookupCosts:
-    """One place: each timing by way and size, in words, and the lines through those that are charged."""
+    """One place, by ``search`` (one after the other), ``cluster`` (an iteration) and ``network``."""
 
-    searches: dict[str, dict[str, Timing]]
-    """One search after the other."""
-    clusters: dict[str, dict[str, Timing]]
-    networks: dict[str, dict[str, Timing]]
-    answered: dict[str, dict[str, Timing]]
-    """Whole trips to the GPU and back, by what is answered and whether the link is idle or busy; none on the host."""
-    search_line: Line
-    cluster_line: Line
-    network_line: Line
+    times: dict[str, dict[str, dict[str, Timing]]]
+    """Each timing by way and size, in words. Under ``answered`` whole trips to the GPU and back, by what is answered
+    and whether the link is idle or busy; none on the host."""
+    lines: dict[str, Line]
+    """Through the times that are charged."""
     how: dict[str, str]
-    """What is charged for ``search``, ``iteration`` and ``network``, by how much the line misses it, and whether it is
-    not to be trusted, in words."""
+    """What is charged, by how much the line misses it, and whether it is not to be trusted, in words."""
 
 
 def lookup_costs(
@@ -75,40 +71,37 @@ def lookup_costs(
     is charged. Raises MemoryError if the host has no room for the tables.
     """
     on_gpu = where == "gpu"
-    most = (hardware.memory_bytes_per_s / 1e9, hardware.flops_per_s / 1e9) if on_gpu else (math.inf, math.inf)
-    searches, clusters, networks = (_gpu_ways if on_gpu else _host_ways)(machine, tables)
-    takes = attrgetter("ns" if on_gpu else "low")
-    search, cluster, net = (_quickest(ways) for ways in (searches, clusters, networks))
-    charged = {"search": searches[search], "iteration": clusters[cluster], "network": networks[net]}
-    how = {"search": search, "iteration": f"{cluster}, one after the other", "network": net}
-    answered = {}
+    element, takes = (2, attrgetter("ns")) if on_gpu else (4, attrgetter("low"))
+    ways = (_gpu_ways if on_gpu else _host_ways)(machine, tables)
+    how = {what: _quickest(each) for what, each in ways.items()}
+    charged = {what: ways[what][way] for what, way in how.items()}
+    how["cluster"] += ", one after the other"
+    ways["answered"] = {}
     if on_gpu:
-        idle, busy = trips(machine, hardware, tables, NETS)
-        charged |= {"search": busy.searches, "network": busy.nets}
-        how |= dict.fromkeys(("search", "network"), "one, from launch to answer, copies on the link")
-        answered = {
-            f"{what}, link {link}": {_words(size): timing for size, timing in times.items()}
-            for link, found in (("idle", idle), ("busy", busy))
-            for what, times in (("search", found.searches), ("network", found.nets))
+        taken, sizes = trips(machine, hardware, tables, NETS), {"search": tables, "network": NETS}
+        ways["answered"] = {
+            f"{what}, link {link}": {size: taken[size, busy] for size in sizes[what]}
+            for busy, link in ((False, "idle"), (True, "busy"))
+            for what in sizes
         }
-    element = 2 if on_gpu else 4
-    work: dict[str, Callable[..., float]] = {
-        "search": lambda entries, dims: entries * dims * element,
-        "iteration": lambda rows, dims: 2.0 * rows * dims * (CENTRES + 1),
-        "network": lambda inner, hidden, out: (inner + out) * hidden * element,
+        charged |= {what: ways["answered"][f"{what}, link busy"] for what in sizes}
+        how |= dict.fromkeys(sizes, "one, from launch to answer, copies on the link")
+    work: dict[str, tuple[Callable[..., float], float]] = {
+        "search": (lambda entries, dims: entries * dims * element, hardware.memory_bytes_per_s / 1e9),
+        "cluster": (lambda rows, dims: 2.0 * rows * dims * (CENTRES + 1), hardware.flops_per_s / 1e9),
+        "network": (lambda inner, hidden, out: (inner + out) * hidden * element, math.inf),
     }
     lines: dict[str, Line] = {}
-    for what, limit in zip(work, (*most, math.inf), strict=True):
-        rising = sorted(((work[what](*size), timing) for size, timing in charged[what].items()), key=itemgetter(0))
+    for what, (of, most) in work.items():
+        rising = sorted(((of(*size), timing) for size, timing in charged[what].items()), key=itemgetter(0))
         points = [(amount, takes(timing)) for amount, timing in rising]
-        line = lines[what] = Line.through(points, limit)
+        line = lines[what] = Line.through(points, most if on_gpu else math.inf)
         doubts = doubt(line, [ns for _, ns in points], [timing for _, timing in rising], rises=not on_gpu)
         how[what] += "" if on_gpu else ", 10th percentile"
         how[what] += f"; misses by {line.worst:.0%} at most" + "; " * bool(doubts) + doubts
-    return LookupCosts(
-        _in_words(searches), _in_words(clusters, f", {CENTRES} centres, an iteration"), _in_words(networks), answered,
-        lines["search"], lines["iteration"], lines["network"], how,
-    )  # fmt: skip
+    more = {"cluster": f", {CENTRES} centres, an iteration"}
+    times = {what: _in_words(each, more.get(what, "")) for what, each in ways.items()}
+    return LookupCosts(times, lines, how)
 
 
 def _quickest(ways: Ways) -> str:
@@ -116,16 +109,16 @@ def _quickest(ways: Ways) -> str:
     return min(ways, key=lambda way: sum(math.log(timing.ns) for timing in ways[way].values()))
 
 
-def _in_words(ways: Mapping[str, Mapping[Dimensions, Timing]], more: str = "") -> dict[str, dict[str, Timing]]:
-    return {way: {_words(size) + more: timing for size, timing in times.items()} for way, times in ways.items()}
+def _in_words(ways: Ways, more: str) -> dict[str, dict[str, Timing]]:
+    """Sizes in words: a table or a prompt is rows x dimensions, a net input - hidden layer - output."""
+
+    def words(size: Dimensions) -> str:
+        return (" x " if len(size) == 2 else " - ").join(map(str, size)) + more
+
+    return {way: {words(size): timing for size, timing in times.items()} for way, times in ways.items()}
 
 
-def _words(size: Dimensions) -> str:
-    """A table or a prompt is rows x dimensions, a net input - hidden layer - output."""
-    return (" x " if len(size) == 2 else " - ").join(map(str, size))
-
-
-def _gpu_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways, Ways, Ways]:
+def _gpu_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> dict[str, Ways]:
     """Searches, iterations of clustering and nets on the device."""
     torch, work = machine.torch, dict[tuple[str, Dimensions], Work]()
     for shape in tables:
@@ -137,27 +130,27 @@ def _gpu_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways
         shape: [_clustering(torch, machine.device, torch.bfloat16, *shape)] for shape in PROMPTS
     }
     nets: dict[Dimensions, Work] = {net: _gpu_network(machine, *net) for net in NETS}
-    return searches, {"torch": machine.times(cluster)}, {"torch, CUDA graph": machine.times(nets)}
+    return {
+        "search": searches,
+        "cluster": {"torch": machine.times(cluster)},
+        "network": {"torch, CUDA graph": machine.times(nets)},
+    }
 
 
-def _host_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> tuple[Ways, Ways, Ways]:
+def _host_ways(machine: Machine, tables: Sequence[tuple[int, int]]) -> dict[str, Ways]:
     """The same on the host, every library by itself."""
     torch = machine.torch
     most = max(entries * dims for entries, dims in tables)
     most = max(most, *(hidden * (inner + out) for inner, hidden, out in NETS))
-    pool = _numbers(max(most, HOST_BYTES // 4 if machine.cuda else 0))
+    drawn = np.random.default_rng(0).standard_normal(2**20, dtype=np.float32)
+    pool = np.resize(drawn, max(most, HOST_BYTES // 4 if machine.cuda else 0))
     cluster: dict[Dimensions, Work] = {shape: [_clustering(torch, "cpu", torch.float32, *shape)] for shape in PROMPTS}
     nets: dict[Dimensions, Work] = {net: _host_network(torch, pool, *net) for net in NETS}
-    return (
-        host_times(machine, _host_searches(machine, pool, tables)),
-        host_times(machine, torch_ways(machine, cluster)),
-        host_times(machine, torch_ways(machine, nets)),
-    )
-
-
-def _numbers(count: int) -> np.ndarray:
-    """Random numbers on the host, float32."""
-    return np.resize(np.random.default_rng(0).standard_normal(2**20, dtype=np.float32), count)
+    return {
+        "search": host_times(machine, _host_searches(machine, pool, tables)),
+        "cluster": host_times(machine, torch_ways(machine, cluster)),
+        "network": host_times(machine, torch_ways(machine, nets)),
+    }
 
 
 def _in_turn(pool: np.ndarray, count: int) -> list[np.ndarray]:
@@ -166,19 +159,13 @@ def _in_turn(pool: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def _gpu_searches(machine: Machine, entries: int, dims: int) -> dict[str, list[Callable[[], Any]]]:
-    tables = [machine.random(1, entries, dims) for _ in range(min(24, machine.copies(2 * entries * dims)))]
+    tables = [machine.random(1, entries, dims) for _ in range(min(MOST_INPUTS, machine.copies(2 * entries * dims)))]
     query = machine.random(dims)
-
-    def plain(table: Any) -> Callable[[], Any]:
-        return lambda: eager(table, query, NEAREST)
-
-    ways: dict[str, list[Callable[[], Any]]] = {"torch, eager": [plain(table) for table in tables]}
+    plain: list[Callable[[], Any]] = [partial(eager, table, query, NEAREST) for table in tables]
+    ways = {"torch, eager": plain}
     if machine.cuda:
-        ways["torch, CUDA graph"] = [machine.graph(plain(table)) for table in tables]
-        fused = [Fused(table, NEAREST) for table in tables]
-        for one in fused:
-            one.query.copy_(query)
-        ways["Triton, CUDA graph"] = [one.graph() for one in fused]
+        ways["torch, CUDA graph"] = [machine.graph(one) for one in plain]
+        ways["Triton, CUDA graph"] = [Fused(table, query, NEAREST).graph() for table in tables]
     return ways
 
 
@@ -232,7 +219,7 @@ def _gpu_network(machine: Machine, inner: int, hidden: int, out: int) -> Work:
     row = machine.random(1, inner)
     count = min(16, machine.copies(2 * hidden * (inner + out)))
     nets = [(machine.random(hidden, inner), machine.random(out, hidden)) for _ in range(count)]
-    return [machine.graph(partial(_forward, machine.torch, row, *net)) for net in nets]
+    return [machine.graph(partial(feed_forward, row, *net)) for net in nets]
 
 
 def _host_network(torch: Any, pool: np.ndarray, inner: int, hidden: int, out: int) -> Work:
@@ -240,11 +227,5 @@ def _host_network(torch: Any, pool: np.ndarray, inner: int, hidden: int, out: in
     row, first = torch.ones(1, inner), hidden * inner
     parts = [torch.from_numpy(part) for part in _in_turn(pool, first + hidden * out)]
     return [
-        partial(_forward, torch, row, part[:first].view(hidden, inner), part[first:].view(out, hidden))
-        for part in parts
+        partial(feed_forward, row, part[:first].view(hidden, inner), part[first:].view(out, hidden)) for part in parts
     ]
-
-
-def _forward(torch: Any, row: Any, first: Any, second: Any) -> Any:
-    linear = torch.nn.functional.linear
-    return linear(torch.relu(linear(row, first)), second)

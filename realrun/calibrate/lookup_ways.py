@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.memory import bandwidth
 from realrun.calibrate.timing import Timing
-from realrun.engine.lookup import Fused, eager, graphed
+from realrun.engine.lookup import Fused, eager
 
 if TYPE_CHECKING:
     import torch
@@ -40,19 +40,17 @@ def ways(
     """Every way, and the nanoseconds that the tables' bytes take at the bandwidth that reading a matrix reaches."""
     sets = [machine.random(tables, entries, dims) for _ in range(machine.copies(2 * tables * entries * dims))]
     query = machine.random(dims)
-    found = [_way(machine, "torch, eager", [partial(eager, s, query, k) for s in sets], sets, query, k)]
+    plain: list[Callable[[], Any]] = [partial(eager, s, query, k) for s in sets]
+    found = [_way(machine, "torch, eager", plain, sets, query, k)]
     if machine.cuda:
-        found.append(
-            _way(machine, "torch, CUDA graph", [graphed(s, query, k) for s in sets], sets, query, k, row=False)
-        )
+        graphs = [machine.graph(one) for one in plain]
+        found.append(_way(machine, "torch, CUDA graph", graphs, sets, query, k, row=False))
         for one in (True, False):
             for block, step, warps in SHAPES:
                 if step <= dims:
                     name = f"Triton, {'one kernel' if one else 'two kernels'}, {block} x {step}, {warps} warps"
-                    fused = [Fused(s, k, one=one, block=block, step=step, warps=warps) for s in sets]
-                    for each in fused:
-                        each.query.copy_(query)
-                    found.append(_way(machine, name, [each.launch for each in fused], sets, query, k))
+                    fused = [Fused(s, query, k, one=one, block=block, step=step, warps=warps).launch for s in sets]
+                    found.append(_way(machine, name, fused, sets, query, k))
     rate = bandwidth(machine, 2**31 if machine.cuda else 2**22).read
     return found, 2 * tables * entries * dims / rate
 
@@ -60,17 +58,14 @@ def ways(
 def _way(
     machine: Machine, name: str, work: list[Callable[[], Any]], sets: list[Any], query: Any, k: int, row: bool = True
 ) -> LookupWay:
-    wrong = max(error(work[i](), sets[i], query, k) for i in range(len(sets)))
+    wrong = max(error(one(), tables, query, k) for one, tables in zip(work, sets, strict=True))
     alone = work if name.startswith("torch") else [machine.graph(one) for one in work]
-    many = 4 * len(work)
 
     def in_a_row() -> None:
         for one in work * 4:
             one()
 
-    each = None
-    if row and machine.cuda:
-        each = machine.time(machine.graph(in_a_row)).over(many)
+    each = machine.time(machine.graph(in_a_row)).over(4 * len(work)) if row and machine.cuda else None
     return LookupWay(name, machine.time(*alone, alone=True), each, wrong)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
-from realrun.calibrate.timing import Key, Timing, Work, bursts
+from realrun.calibrate.timing import Key, Timing, Work, bursts, host_ns
 from realrun.device.cuda_graph import captured
 from realrun.device.torch_device import the_device, the_torch
 
@@ -104,7 +104,7 @@ class Machine:
                 if self.cuda:
                     sleeps[key] = self._burst(some, samples[key], sleeps[key], alone, rest)
                 else:
-                    samples[key] += [_host_ns(one) for one in some]
+                    samples[key] += [host_ns(one) for one in some]
         return {key: Timing.of(found) for key, found in samples.items()}
 
     def _burst(self, work: Work, samples: list[float], seconds: float, alone: bool, rest: float) -> float:
@@ -114,7 +114,7 @@ class Machine:
         """
         cuda = self.torch.cuda
         while True:
-            events = [self._event_pair() for _ in work]
+            events = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in work]
             awake = cuda.Event()
             if seconds:
                 cuda._sleep(int(seconds * SLEEP_HZ))
@@ -133,10 +133,6 @@ class Machine:
                 samples += [begin.elapsed_time(end) * 1e6 for begin, end in events]
                 return seconds
             seconds *= 2
-
-    def _event_pair(self) -> tuple[Any, Any]:
-        event = self.torch.cuda.Event
-        return event(enable_timing=True), event(enable_timing=True)
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """``work`` as a CUDA graph, ready to be replayed; on the CPU ``work`` itself."""
@@ -184,9 +180,3 @@ def _told(device: "torch.device") -> dict[str, str]:
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
     return {"driver": driver, "link": f"PCIe {generation} x{width}"}
-
-
-def _host_ns(work: Callable[[], Any]) -> int:
-    begin = time.perf_counter_ns()
-    work()
-    return time.perf_counter_ns() - begin

@@ -131,7 +131,7 @@ def _link(machine: Machine, thorough: Thoroughness, source: str, name: str) -> t
             for name, copies in times.items()
             for suffix, each in (("", copies.alone), ("_queued", copies.queued))
         },
-        "together_gbps": {key: round(value, 2) for key, value in vars(shared).items()},
+        "together_gbps": {key: round(value, 2) for key, value in shared.items()},
     }
     return link, details
 
@@ -193,25 +193,22 @@ def _lookups(machine: Machine, thorough: Thoroughness, source: str, hardware: Ha
         costs = lookup_costs(machine, where, hardware, thorough.tables)
         tables[where] = _costs(costs, element_bytes, source)
         details[where] = {
-            "search_us": {way: spread(times) for way, times in costs.searches.items()},
-            "cluster_us": {way: spread(times) for way, times in costs.clusters.items()},
-            "network_us": {way: spread(times) for way, times in costs.networks.items()},
-            "answered_us": {what: spread(times) for what, times in costs.answered.items()},
+            f"{what}_us": {way: spread(times) for way, times in ways.items()} for what, ways in costs.times.items()
         }
     return tables, details
 
 
 def _costs(costs: LookupCosts, element_bytes: int, source: str) -> Table:
     """As ``sim.machine.hardware.Lookups`` has them: bytes a nanosecond are GB/s, FLOP a nanosecond GFLOP/s."""
-    search, cluster, network = costs.search_line, costs.cluster_line, costs.network_line
+    search, cluster, network = costs.lines["search"], costs.lines["cluster"], costs.lines["network"]
     most, how = 1e8, costs.how  # a rate that no size showed
     return {
         "element_bytes": element_bytes,
         "search_us": figure(search.fixed_ns / 1e3, f"{how['search']}; {source}"),
-        "iteration_us": figure(cluster.fixed_ns / 1e3, f"{how['iteration']}; {source}"),
+        "iteration_us": figure(cluster.fixed_ns / 1e3, f"{how['cluster']}; {source}"),
         "network_us": figure(network.fixed_ns / 1e3, f"{how['network']}; {source}"),
         "gbps": figure(min(most, search.rate), f"slope of the search over bytes, {how['search']}; {source}"),
-        "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs, {how['iteration']}; {source}"),
+        "gflops": figure(min(most, cluster.rate), f"slope of clustering over FLOPs, {how['cluster']}; {source}"),
     }
 
 
@@ -227,8 +224,8 @@ def _host(machine: Machine, thorough: Thoroughness, source: str) -> tuple[Table,
         "shared_gbps": figure(max(1e-3, times.gbps(busy=True)), f"{what}, beside copies to the device; {source}"),
     }
     details = {
-        f"threads: {threads}": spread({"link idle": alone.idle, "link busy": alone.busy})
-        for threads, alone in times.threads.items()
+        f"threads: {threads}": spread({"link idle": by_busy[False], "link busy": by_busy[True]})
+        for threads, by_busy in times.threads.items()
     }
     return table, details
 

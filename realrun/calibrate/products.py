@@ -1,11 +1,11 @@
 """Arithmetic, and what it costs to launch it: large matrix products, single kernels, the host's wait for an answer."""
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.timing import Timing
+from realrun.calibrate.timing import Timing, host_ns
 
 
 @dataclass(frozen=True)
@@ -56,39 +56,37 @@ def launches(machine: Machine, row: int = 64) -> Launches:
     def kernel() -> None:
         numbers.add_(1e-3)
 
-    def kernels() -> None:
-        for _ in range(row):
-            kernel()
-
     def waiting() -> None:
-        for _ in range(row // 2):
-            kernel()
-            answer.copy_(numbers[:8], non_blocking=True)
-            if machine.cuda:
-                machine.torch.cuda.current_stream().synchronize()
-            kernel()
+        kernel()
+        answer.copy_(numbers[:8], non_blocking=True)
+        if machine.cuda:
+            machine.torch.cuda.current_stream().synchronize()
+        kernel()
 
-    one = machine.graph(kernel)
-    taken = machine.times({"launched": [kernels], "graph": [machine.graph(kernels)], "waiting": [waiting]})
-    launched, graph, with_waits = taken["launched"], taken["graph"], taken["waiting"]
-    per_wait = [max(1.0, (ns - launched.ns) / (row // 2)) for ns in (with_waits.ns, with_waits.low, with_waits.high)]
+    kernels, waits, graphs = _row_of(kernel, row), _row_of(waiting, row // 2), _row_of(machine.graph(kernel), row)
+    taken = machine.times({"launched": [kernels], "graph": [machine.graph(kernels)], "waiting": [waits]})
     return Launches(
-        host=_launching(machine, kernel, row),
-        kernel=launched.over(row),
-        graphed=graph.over(row),
-        graph=_launching(machine, one, row),
-        wait=Timing(round(per_wait[0]), round(per_wait[1]), round(per_wait[2]), with_waits.runs),
+        host=_launching(machine, kernels).over(row),
+        kernel=taken["launched"].over(row),
+        graphed=taken["graph"].over(row),
+        graph=_launching(machine, graphs).over(row),
+        wait=taken["waiting"].over(row // 2, beyond=taken["launched"].ns),
     )
 
 
-def _launching(machine: Machine, launch: Any, row: int) -> Timing:
-    """The host's own time of one launch, from rows that the device's queue takes without blocking."""
+def _row_of(work: Callable[[], Any], count: int) -> Callable[[], None]:
+    def row() -> None:
+        for _ in range(count):
+            work()
+
+    return row
+
+
+def _launching(machine: Machine, launch: Callable[[], None]) -> Timing:
+    """The host's own time of launching what the device's queue takes without blocking."""
     samples = []
     for _ in range(machine.repeats):
         machine.synchronize()
-        begin = time.perf_counter_ns()
-        for _ in range(row):
-            launch()
-        samples.append((time.perf_counter_ns() - begin) / row)
+        samples.append(host_ns(launch))
     machine.synchronize()
     return Timing.of(samples)

@@ -8,15 +8,13 @@ reason.
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.timing import Timing, Work, bursts
-
-Key = TypeVar("Key", bound=Hashable)
+from realrun.calibrate.timing import Key, Timing, Work, bursts, host_ns
 
 REST_SECONDS = 0.02
 """Longer than the system takes to count a thread's time: two ticks of its slowest clock."""
@@ -64,10 +62,7 @@ def host_times(machine: Machine, ways: Sequence[Way[Key]]) -> dict[str, dict[Key
 def _burst(inputs: Work, samples: list[float], runs: int) -> None:
     first = len(samples)
     inputs[(first - 1) % len(inputs)]()  # threads wake up; whose input the next runs do not read
-    for run in range(first, first + runs):
-        begin = time.perf_counter_ns()
-        inputs[run % len(inputs)]()
-        samples.append(time.perf_counter_ns() - begin)
+    samples += [host_ns(inputs[run % len(inputs)]) for run in range(first, first + runs)]
 
 
 def rest(most: float = 1.0) -> bool:

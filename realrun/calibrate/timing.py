@@ -1,5 +1,6 @@
 """Times of one operation, and how the runs of several are mixed."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -25,18 +26,27 @@ class Timing:
     def of(samples: Sequence[float]) -> "Timing":
         """From times in nanoseconds, at least one."""
         ordered = sorted(samples)
-        last = len(ordered) - 1
-        pick = (ordered[round(last * share)] for share in (0.1, 0.9))
-        low, high = (max(1, round(ns)) for ns in pick)
-        return Timing(max(1, round(median(ordered))), low, high, len(ordered))
+        low, high = (ordered[round((len(ordered) - 1) * share)] for share in (0.1, 0.9))
+        return Timing(_whole(median(ordered)), _whole(low), _whole(high), len(ordered))
 
-    def over(self, parts: int) -> "Timing":
-        """The share of each of ``parts`` equal parts."""
-        ns, low, high = (max(1, round(time / parts)) for time in (self.ns, self.low, self.high))
+    def over(self, parts: int, beyond: int = 0) -> "Timing":
+        """The share of each of ``parts`` equal parts of what is ``beyond`` so many nanoseconds."""
+        ns, low, high = (_whole((time - beyond) / parts) for time in (self.ns, self.low, self.high))
         return Timing(ns, low, high, self.runs)
 
     def __str__(self) -> str:
         return f"{self.ns / 1e3:,.1f} us ({self.low / 1e3:,.1f} to {self.high / 1e3:,.1f})"
+
+
+def _whole(ns: float) -> int:
+    return max(1, round(ns))
+
+
+def host_ns(work: Callable[[], Any]) -> int:
+    """Nanoseconds of ``work`` by the host's clock."""
+    begin = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin
 
 
 def bursts(runs: int) -> Iterator[int]:

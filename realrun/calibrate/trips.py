@@ -8,22 +8,21 @@ else that no table is found in its cache, as experts do it.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from realrun.calibrate.copies import Traffic
 from realrun.calibrate.machine import L2_BYTES, Machine
 from realrun.calibrate.timing import Key, Timing, bursts
 from realrun.device.devices import Device, Event
 from realrun.device.open_device import open_device
+from realrun.engine.layers import feed_forward
 from realrun.engine.loop import undisturbed
 from realrun.engine.predicting import Predictions
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
 
 Dimensions = tuple[int, ...]
-"""Of a table or of a net."""
+"""Of a table (entries, dimensions) or of a net (input, hidden layer, output)."""
 
 Begin = Callable[[], Event]
 """Launches something whose end is the event, with the answer in host memory."""
@@ -32,33 +31,18 @@ LEAD_IN = 2
 """Trips of each burst that do not count."""
 
 
-@dataclass(frozen=True)
-class Trips:
-    """Times of trips, by tables (entries, dimensions) and by nets (input, hidden layer, output)."""
-
-    searches: dict[Dimensions, Timing]
-    nets: dict[Dimensions, Timing]
-
-
 def trips(
     machine: Machine, hardware: Hardware, tables: Iterable[tuple[int, int]], nets: Iterable[tuple[int, int, int]]
-) -> tuple[Trips, Trips]:
-    """Of searches and of nets on one row, with the link idle and with the link busy."""
-    tables, nets = tuple(tables), tuple(nets)
+) -> dict[tuple[Dimensions, bool], Timing]:
+    """Of searches and of nets on one row, by their dimensions and whether the link is busy."""
     with open_device(str(machine.device)) as device, device.running(), undisturbed():
-        begins: dict[Any, Begin] = {**_searches(device, hardware, tables)}
-        begins |= {net: _net(machine, device, *net) for net in nets}
-        taken = _times(machine, device, begins)
-    idle, busy = (
-        Trips({size: taken[size, link] for size in tables}, {net: taken[net, link] for net in nets})
-        for link in (False, True)
-    )
-    return idle, busy
+        nets_of = {net: _net(machine, device, *net) for net in nets}
+        return _times(machine, device, _searches(device, hardware, tables) | nets_of)
 
 
-def _searches(device: Device, hardware: Hardware, tables: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Begin]:
+def _searches(device: Device, hardware: Hardware, tables: Iterable[tuple[int, int]]) -> dict[Dimensions, Begin]:
     """The start of each search, by predictions that take an entry a nanosecond, so that these say how many to read."""
-    found: dict[tuple[int, int], Begin] = {}
+    found: dict[Dimensions, Begin] = {}
     by_dims: dict[int, list[int]] = {}
     for entries, dims in tables:
         by_dims.setdefault(dims, []).append(entries)
@@ -83,11 +67,7 @@ def _net(machine: Machine, device: Device, inner: int, hidden: int, out: int) ->
     row, first, second = machine.random(1, inner), machine.random(hidden, inner), machine.random(out, hidden)
     result, answer = machine.random(1, out), machine.host(2 * out, True).view(torch.bfloat16)[None]
 
-    def forward() -> None:
-        linear = torch.nn.functional.linear
-        result.copy_(linear(torch.relu(linear(row, first)), second))
-
-    ready = device.graph(forward)
+    ready = device.graph(lambda: result.copy_(feed_forward(row, first, second)))
 
     def begin() -> Event:
         compute.launch(ready)

@@ -83,7 +83,7 @@ class CudaDevice:
         """From the events' own clock, half a microsecond fine."""
         return max(0, round(first.elapsed_time(last) * 1e6))
 
-    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+    def graph(self, work: Callable[[], Any]) -> Callable[[], None]:
         """A CUDA graph, captured after two plain runs in which libraries allocate what they need."""
         torch = self._torch
         self.synchronize()

@@ -76,7 +76,7 @@ class Device(Protocol):
     def between(self, first: Any, last: Any) -> int:
         """Nanoseconds between two marks that have been passed."""
 
-    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+    def graph(self, work: Callable[[], Any]) -> Callable[[], None]:
         """``work``, which must always touch the same tensors, ready to be launched at little cost."""
 
     def small(self, *shape: int) -> "torch.Tensor":

@@ -109,7 +109,7 @@ class HostDevice:
         """By the host's clock."""
         return max(0, last.ns - first.ns)
 
-    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+    def graph(self, work: Callable[[], Any]) -> Callable[[], None]:
         """Nothing to gain."""
         return work
 

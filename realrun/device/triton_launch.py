@@ -6,10 +6,16 @@ given as numbers. Another version of Triton could break that way. So a caller co
 and keeps to Triton's own if they differ.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+def triton_runs_on(device: "torch.device") -> bool:
+    """Whether Triton is installed and makes kernels for ``device``."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 class Direct:
@@ -28,8 +34,5 @@ class Direct:
 
     def launch(self, grid: tuple[int, int], stream: int, arguments: tuple[int, ...]) -> None:
         """Launch the kernel that ``dispatched`` chose on ``stream``; tensors are given as their addresses."""
-        compiled = self._compiled
-        hooks = (None, None, None)
-        compiled.run(
-            *grid, 1, stream, compiled.function, compiled.packed_metadata, *hooks, *arguments, *self._constants
-        )
+        kernel, hooks = self._compiled, (None, None, None)
+        kernel.run(*grid, 1, stream, kernel.function, kernel.packed_metadata, *hooks, *arguments, *self._constants)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ground.errors import InputError
 from realrun.device.slots import DeviceCache
 from realrun.device.torch_device import the_torch
+from realrun.device.triton_launch import triton_runs_on
+from realrun.engine.layers import feed_forward
 from realrun.engine.portions import AT_ONCE
 from traces.models.spec import ModelSpec
 
@@ -41,69 +43,44 @@ class Experts:
 
     def __init__(self, model: ModelSpec, cache: DeviceCache, batched: bool | None = None) -> None:
         torch = the_torch()
-        hidden, inner = model.hidden, model.expert_ffn
-        self.gated = model.expert_matrices == 3
-        self.hidden, self.inner = hidden, inner
-        self._weights = cache.bytes.view(torch.bfloat16)
-        views = [matrices(weights, hidden, inner, self.gated) for weights in self._weights.unbind(0)]
-        self._into, self._out = [into for into, _ in views], [out for _, out in views]
+        shape = (model.hidden, model.expert_ffn, model.expert_matrices == 3)
+        slots = cache.bytes.view(torch.bfloat16)
+        self._matrices = [matrices(weights, *shape) for weights in slots.unbind(0)]
         self._batched: Any = None
-        if _kernels(cache) if batched is None else batched:
+        if triton_runs_on(slots.device) if batched is None else batched:
             from realrun.engine.expert_kernels import Batched
 
-            self._batched = Batched(self._weights, hidden, inner, self.gated)
+            self._batched = Batched(slots, *shape)
 
     def launch(
-        self,
-        states: "torch.Tensor",
-        outputs: "torch.Tensor",
-        slots: Sequence[int],
-        pairs: Sequence[tuple[int, int]],
-        take: Rows,
-    ) -> None:
+        self, states: "torch.Tensor", outputs: "torch.Tensor",
+        slots: Sequence[int], pairs: Sequence[tuple[int, int]], take: Rows,
+    ) -> None:  # fmt: skip
         """Compute the experts in ``slots``, each for its range of ``pairs`` of rows ``take``.
 
         ``states`` are (rows, H), ``outputs`` (P + 1, H).
         """
         if self._batched is not None and len(outputs) <= MOST_PAIRS:
-            rows = take.listed
-            single = [
-                (slot, first, rows[first]) for slot, (first, end) in zip(slots, pairs, strict=True) if end - first == 1
-            ]
+            each, rows = list(zip(slots, pairs, strict=True)), take.listed
+            single = [(slot, first, rows[first]) for slot, (first, end) in each if end - first == 1]
             for begin in range(0, len(single), AT_ONCE):
                 self._batched.launch(states, outputs, single[begin : begin + AT_ONCE])
             if len(single) == len(slots):
                 return
-            several = [i for i, (first, end) in enumerate(pairs) if end - first > 1]
-            slots, pairs = [slots[i] for i in several], [pairs[i] for i in several]
+            several = [(slot, pair) for slot, pair in each if pair[1] - pair[0] > 1]
+            slots, pairs = [slot for slot, _ in several], [pair for _, pair in several]
         for slot, (first, end) in zip(slots, pairs, strict=True):
-            self._one(states, outputs, slot, first, end, take)
-
-    def _one(
-        self, states: "torch.Tensor", outputs: "torch.Tensor", slot: int, first: int, end: int, take: Rows
-    ) -> None:
-        if states.shape[0] == 1:
-            rows = states
-        elif take.there is not None:
-            rows = states.index_select(0, take.there[first:end])
-        else:
-            row = take.listed[first]
-            rows = states[take.listed[first:end]] if end - first > 1 else states[row : row + 1]
-        run_ffn(rows, self._into[slot], self._out[slot], self.gated, outputs[first:end])
+            feed_forward(_rows(states, take, first, end), *self._matrices[slot], outputs[first:end])
 
 
-def run_ffn(
-    rows: "torch.Tensor", into: "torch.Tensor", out: "torch.Tensor", gated: bool, target: "torch.Tensor"
-) -> None:
-    """One expert over ``rows`` (n, H): ``target`` (n, H) = out (silu(gate rows) * up rows), or out relu(up rows)."""
-    torch = the_torch()
-    inner = torch.mm(rows, into.t())
-    if gated:
-        gate, up = inner.chunk(2, dim=1)
-        inner = torch.nn.functional.silu(gate) * up
-    else:
-        inner = torch.relu(inner)
-    torch.mm(inner, out.t(), out=target)
+def _rows(states: "torch.Tensor", take: Rows, first: int, end: int) -> "torch.Tensor":
+    """The rows of ``states`` that the pairs from ``first`` to ``end`` take, without a copy where it is one."""
+    if states.shape[0] == 1:
+        return states
+    if take.there is not None:
+        return states.index_select(0, take.there[first:end])
+    row = take.listed[first]
+    return states[take.listed[first:end]] if end - first > 1 else states[row : row + 1]
 
 
 def matrices(weights: "torch.Tensor", hidden: int, inner: int, gated: bool) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -121,14 +98,3 @@ def expert_size(model: ModelSpec) -> int:
             f"real runs compute in bf16, in which one has {size:,}"
         )
     return size
-
-
-def _kernels(cache: DeviceCache) -> bool:
-    """Whether the Triton kernels can be used."""
-    if not cache.bytes.is_cuda:
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True

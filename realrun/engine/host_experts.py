@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from realrun.device.devices import Device
 from realrun.device.host_store import HostStore
 from realrun.device.torch_device import the_torch
-from realrun.engine.experts import Rows, matrices, run_ffn
-from realrun.engine.layers import Step
+from realrun.engine.experts import Rows, matrices
+from realrun.engine.layers import Step, feed_forward
 from traces.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -67,13 +67,10 @@ class HostedExperts:
         self, states: "torch.Tensor", rows: "torch.Tensor", experts: list[int], pairs: list[tuple[int, int]]
     ) -> Results:
         torch = the_torch()
-        hidden, inner, gated = self._shape
         results: Results = []
         with torch.no_grad():
             for expert, (first, end) in zip(experts, pairs, strict=True):
-                into, out = matrices(self._store.expert(expert).view(torch.bfloat16), hidden, inner, gated)
-                result = torch.empty(end - first, hidden, dtype=torch.bfloat16)
-                run_ffn(states.index_select(0, rows[first:end]), into, out, gated, result)
-                results.append((first, end, result))
+                into, out = matrices(self._store.expert(expert).view(torch.bfloat16), *self._shape)
+                results.append((first, end, feed_forward(states.index_select(0, rows[first:end]), into, out)))
                 self._computed += 1
         return results

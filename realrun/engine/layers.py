@@ -215,16 +215,21 @@ class Layers:
         )
 
 
-def feed_forward(states: "torch.Tensor", into: "torch.Tensor", out: "torch.Tensor") -> "torch.Tensor":
-    """An FFN over ``states`` (n, H), gated where ``into`` is twice as wide as ``out`` (H, F) takes."""
-    functional = the_torch().nn.functional
-    inner = functional.linear(states, into)
+def feed_forward(
+    states: "torch.Tensor", into: "torch.Tensor", out: "torch.Tensor", target: "torch.Tensor | None" = None
+) -> "torch.Tensor":
+    """An FFN over ``states`` (n, H), to ``target`` (n, H) if given: out (silu(gate states) * up states).
+
+    Without a gate, where ``into`` (F, H) is not twice as wide as ``out`` (H, F) takes, it is out relu(up states).
+    """
+    torch = the_torch()
+    inner = torch.mm(states, into.t())
     if into.shape[0] > out.shape[1]:
         gate, up = inner.chunk(2, dim=-1)
-        inner = functional.silu(gate) * up
+        inner = torch.nn.functional.silu(gate) * up
     else:
-        inner = functional.relu(inner)
-    return functional.linear(inner, out)
+        inner = torch.relu(inner)
+    return torch.mm(inner, out.t(), out=target)
 
 
 def _fetch(target: "torch.Tensor", source: "torch.Tensor") -> None:

@@ -31,10 +31,10 @@ def _entry(key):
 
 
 @triton.jit
-def _score_block(
+def score_blocks(
     tables, query, keys, maxima, entries, blocks, DIMS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
 ):
-    """Score the entries of one block of one table; store their keys and the largest of them."""
+    """Score the entries of one block of one table; store their keys and the largest of them. Grid (blocks, tables)."""
     none: tl.constexpr = -(2**63)
     block, table = tl.program_id(0), tl.program_id(1)
     entry = block * BLOCK + tl.arange(0, BLOCK)
@@ -57,15 +57,16 @@ def _score_block(
 
 
 @triton.jit
-def _nearest(
-    keys, maxima, best, found, entries, blocks, table, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
+def reduce_blocks(
+    keys, maxima, best, found, entries, blocks, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The ``K`` largest keys of one table, from all blocks' maxima and the keys of the best blocks.
+    """The ``K`` largest keys of one table, from all blocks' maxima and the keys of the best blocks. Grid (1, tables).
 
     ``ROOM`` and ``BLOCKS`` are powers of two, at least ``K`` and the number of blocks.
     """
     none: tl.constexpr = -(2**63)
+    table = tl.program_id(1)
     index = tl.arange(0, BLOCKS)
     left = tl.load(maxima + table * blocks + index, mask=index < blocks, other=none, cache_modifier=".cg")
     place = tl.arange(0, ROOM)
@@ -86,23 +87,6 @@ def _nearest(
 
 
 @triton.jit
-def score_blocks(
-    tables, query, keys, maxima, entries, blocks, DIMS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
-):
-    """First of two kernels: grid (blocks, tables)."""
-    _score_block(tables, query, keys, maxima, entries, blocks, DIMS, BLOCK, STEP)
-
-
-@triton.jit
-def reduce_blocks(
-    keys, maxima, best, found, entries, blocks, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Second of two kernels: grid (tables,)."""
-    _nearest(keys, maxima, best, found, entries, blocks, tl.program_id(0), K, ROOM, BLOCKS, BLOCK)
-
-
-@triton.jit
 def look_up(
     tables, query, keys, maxima, arrived, best, found, entries, blocks, DIMS: tl.constexpr, BLOCK: tl.constexpr,
     STEP: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
@@ -111,11 +95,11 @@ def look_up(
 
     ``arrived`` (T,) int32 counts arrivals; it is 0 before and after.
     """
-    _score_block(tables, query, keys, maxima, entries, blocks, DIMS, BLOCK, STEP)
+    score_blocks(tables, query, keys, maxima, entries, blocks, DIMS, BLOCK, STEP)
     tl.debug_barrier()  # all threads have stored before one of them says so
     table = tl.program_id(1)
     before = tl.atomic_add(arrived + table, 1, sem="acq_rel", scope="gpu")
     if before == blocks - 1:
         tl.store(arrived + table, 0)
         tl.debug_barrier()
-        _nearest(keys, maxima, best, found, entries, blocks, table, K, ROOM, BLOCKS, BLOCK)
+        reduce_blocks(keys, maxima, best, found, entries, blocks, K, ROOM, BLOCKS, BLOCK)

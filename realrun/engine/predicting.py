@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from realrun.device.devices import Device, Event
 from realrun.device.host_device import Passed
 from realrun.device.torch_device import the_torch
+from realrun.device.triton_launch import triton_runs_on
+from realrun.engine.lookup import Fused
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
 
@@ -37,8 +39,7 @@ class Predictions:
         self._device = device
         self.on_gpu = software.where == "gpu"
         self._fixed_ns = software.search_us.value * 1e3
-        gbps = software.gbps
-        bandwidth = hardware.memory_bytes_per_s if gbps is None else gbps.value * 1e9
+        bandwidth = hardware.memory_bytes_per_s if software.gbps is None else software.gbps.value * 1e9
         self._entries_a_ns = bandwidth / 1e9 / (dims * software.element_bytes)
         where = device.torch_device if self.on_gpu else torch.device("cpu")
         self._query = torch.ones(dims, dtype=torch.bfloat16 if self.on_gpu else torch.float32, device=where)
@@ -50,34 +51,23 @@ class Predictions:
     @cached_property
     def _table(self) -> "torch.Tensor":
         """The entries, made when they are first needed: most policies never look anything up."""
-        query = self._query
-        return the_torch().empty(self._entries, len(query), dtype=query.dtype, device=query.device).normal_()
+        return self._query.new_empty(self._entries, len(self._query)).normal_()
 
     @cached_property
     def _scores(self) -> "torch.Tensor":
-        return the_torch().empty(self._entries, dtype=self._query.dtype, device=self._query.device)
+        return self._query.new_empty(self._entries)
 
     def prepare(self, costs: Iterable[int]) -> None:
-        """Make ready what look-ups of these ns need, the kernels too where they can be used; nothing may be running
-        meanwhile.
-        """
+        """Make ready what look-ups of these ns need. Nothing may be running meanwhile."""
         sizes = {self._size(ns) for ns in costs if ns}
         if not sizes:
             return
         _ = self._table, self._scores
-        if not self.on_gpu or self._device.torch_device.type != "cuda":
+        if not self.on_gpu or not triton_runs_on(self._device.torch_device):
             return
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            return
-        from realrun.engine.lookup import Fused
-
         for count in sorted(sizes - set(self._ready)):
             if count <= min(_MOST_READY, self._entries):
-                fused = Fused(self._table[:count].unsqueeze(0), _NEAREST)
-                fused.query.copy_(self._query)
-                self._ready[count] = fused.graph()
+                self._ready[count] = Fused(self._table[:count].unsqueeze(0), self._query, _NEAREST).graph()
 
     def _size(self, ns: int) -> int:
         """``entries`` as they are made ready."""
@@ -120,14 +110,9 @@ class Predictions:
             count -= self._entries
         last = max(_NEAREST, count)
         torch.mv(self._table[:last], self._query, out=self._scores[:last])
-        self._answer.copy_(torch_topk(self._scores[:last]), non_blocking=True)
+        self._answer.copy_(self._scores[:last].topk(_NEAREST).indices, non_blocking=True)
 
     def _beside(self, count: int, done: Passed) -> None:
         with the_torch().no_grad():
             self._search(count)
         done.passed()
-
-
-def torch_topk(scores: "torch.Tensor") -> "torch.Tensor":
-    """Places of the largest scores."""
-    return scores.topk(_NEAREST).indices

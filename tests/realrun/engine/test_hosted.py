@@ -84,7 +84,7 @@ def test_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("realrun.engine.loop.STUCK_SECONDS", 0.05)  # only now: all else takes as long as it takes
         over.wait()
 
-    monkeypatch.setattr("realrun.engine.host_experts.run_ffn", nothing)
+    monkeypatch.setattr("realrun.engine.host_experts.feed_forward", nothing)
     world = real_world(chain([0, 1]), slots=1)
     with staged(world) as (rig, predictions):
         run = real_run(world, on_the_host(), rig, predictions)
