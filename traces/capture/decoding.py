@@ -255,7 +255,8 @@ class _DecoderOnly:
         self._ids.append(one.ids)
         # A sequence that has ended goes on attending: its rows do not count, and a row of no attention would be NaN.
         self._mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
-        if not one.prefill and int(one.position.max()) == self._tables.limit and self._tables.starts_anew():
+        limit = self._tables.limit
+        if limit is not None and not one.prefill and int(one.position.max()) == limit and self._tables.starts_anew():
             del self._options[self._cache_name]
             ids = torch.cat(self._ids, dim=1)
             places = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)

@@ -1,6 +1,7 @@
 """Hooks on a running model's embedding layer, routers and experts: one set for all who follow what it routes."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -35,38 +36,26 @@ def listen(model: Any, part: str, layers: Sequence[RoutedLayer], listener: Liste
 
     The model is put in evaluation mode: no jitter of routers, no dropout.
     """
+
+    def embedding(module: "nn.Module", inputs: Any, output: "torch.Tensor") -> None:
+        listener.embedded(_rows(output))
+
+    def router(index: int, module: "nn.Module", inputs: Any, output: Any) -> None:
+        listener.routed(index, _rows(inputs[0]), output)
+
+    def experts(index: int, module: "nn.Module", inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        ids, weights = layers[index].family.given((*inputs, *named.values()))
+        listener.called(index, ids.detach(), weights.detach())
+
     model.eval()
     # The two stacks of an encoder-decoder model have embedding modules of their own, with shared weights.
     stack = getattr(model, part) if part else model
-    handles = [stack.get_input_embeddings().register_forward_hook(_embedding_hook(listener))]
+    handles = [stack.get_input_embeddings().register_forward_hook(embedding)]
     for index, routed in enumerate(layers):
-        handles.append(routed.router.register_forward_hook(_router_hook(listener, index)))
+        handles.append(routed.router.register_forward_hook(partial(router, index)))
         if routed.experts is not None:
-            hook = _experts_hook(listener, index, routed)
-            handles.append(routed.experts.register_forward_pre_hook(hook, with_kwargs=True))
+            handles.append(routed.experts.register_forward_pre_hook(partial(experts, index), with_kwargs=True))
     return handles
-
-
-def _embedding_hook(listener: Listener) -> Any:
-    def hook(module: "nn.Module", inputs: Any, output: "torch.Tensor") -> None:
-        listener.embedded(_rows(output))
-
-    return hook
-
-
-def _router_hook(listener: Listener, index: int) -> Any:
-    def hook(module: "nn.Module", inputs: Any, output: Any) -> None:
-        listener.routed(index, _rows(inputs[0]), output)
-
-    return hook
-
-
-def _experts_hook(listener: Listener, index: int, routed: RoutedLayer) -> Any:
-    def hook(module: "nn.Module", inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        ids, weights = routed.family.given((*inputs, *named.values()))
-        listener.called(index, ids.detach(), weights.detach())
-
-    return hook
 
 
 def _rows(states: "torch.Tensor") -> "torch.Tensor":

@@ -9,8 +9,10 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file, save_file
 
+from ground.errors import InputError
 from tests.support.family_table import row, rows
 from tests.support.tiny_families import ALL, FAMILIES, RELATED, decoder, model_of
+from tests.support.tiny_moe import tokenizer
 from tests.traces.capture.test_families import arrays, run, without_end
 from traces.capture.checkpoint import load, load_model, provenance
 from traces.capture.families import FAMILIES as ROUTERS
@@ -93,3 +95,27 @@ def test_the_thinker_of_a_model_that_also_speaks_is_loaded_from_its_whole_checkp
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_omni_moe", "thinker_config": inner}))
     whole, alone = (arrays(without_end(load_model(folder, device="cpu"))) for folder in (tmp_path, thinker))
     assert all((whole[name] == alone[name]).all() for name in alone)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe_lite", "exaone_moe"])
+def test_routed_layers_are_those_that_the_configuration_lists_whatever_an_older_field_says(family, tmp_path):
+    listed = {"num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 2}
+    decoder(family, **listed).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    assert row(family, tmp_path / "model", tmp_path).endswith("| yes | yes | yes |")
+    trace = Trace.load(tmp_path / "mine.npz")
+    assert trace.layers.tolist() == [1, 3]
+    assert resolve_model(trace.meta["model"], trace.layers).moe_layers == (1, 3)
+    with pytest.raises(InputError, match="2"):
+        resolve_model(trace.meta["model"], [2, 3])
+
+
+@pytest.mark.parametrize("family", ["glm4_moe_lite", "solar_open"])
+def test_a_configuration_without_the_number_of_dense_layers_is_simulated_by_its_family_s_rule(family, checkpoints):
+    folder = checkpoints(family)
+    config = json.loads((folder / "config.json").read_text())
+    for field in ("first_k_dense_replace", "mlp_layer_types"):
+        config.pop(field, None)
+    layers = RELATED[family].layers
+    spec = resolve_model({"name": "mine", "experts": 8, "top_k": 2, "config": config}, layers)
+    assert spec.moe_layers == tuple(layers)
