@@ -10,37 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
 from analysis.experiment import Data, Experiment, ReportInputs
 from analysis.experiments import EXPERIMENTS, experiment
 from analysis.options import ExperimentOptions
-from ground.command_line import run
+from ground.command_line import Help, command_line, run
 from ground.files import keep_apart
 from sim.run.faults import SimulationError
 from sim.run.scene import code_version
 
-app = App(
-    name="python -m analysis",
-    version=code_version,
-    help="Tables and figures: what papers report, beside what a replay on equal terms gives.",
-    help_format="markdown",
-    help_on_error=False,
+app = command_line(
+    "analysis", "Tables and figures: what papers report, beside what a replay on equal terms gives.", code_version
 )
 
-_Name = Annotated[str, Parameter(help="an experiment of `python -m analysis experiments`")]
-_Json = Annotated[
-    str | None,
-    Parameter(name=["--json"], allow_leading_hyphen=True, help="write the data as JSON here, - is standard output"),
-]
-
-
-_Data = Annotated[
-    Path | None,
-    Parameter(name=["--data"], help="show what --json wrote earlier instead of measuring; other options are unused"),
-]
+_Name = Annotated[str, Help("an experiment of `python -m analysis experiments`")]
+_Json = Annotated[str | None, Help("write the data as JSON here, - is standard output", allow_leading_hyphen=True)]
+_Data = Annotated[Path | None, Help("show what --json wrote earlier instead of measuring; other options are unused")]
 _USUAL = ExperimentOptions()
-_many = Parameter(consume_multiple=True, negative=())
 
 
 def _measured(what: Experiment, options: ExperimentOptions, data: Path | None) -> Data:
@@ -58,7 +43,7 @@ def table(
     options: ExperimentOptions = _USUAL,
     data: _Data = None,
     json: _Json = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="write the tables as Markdown here")] = None,
+    output: Annotated[Path | None, Help("write the tables as Markdown here", "--output", "-o")] = None,
 ) -> None:
     """Measure an experiment and print its tables, published numbers beside simulated ones.
 
@@ -88,9 +73,7 @@ def figure(
     options: ExperimentOptions = _USUAL,
     data: _Data = None,
     json: _Json = None,
-    output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], help="the figure: .png, .svg or .pdf; default: NAME.png")
-    ] = None,
+    output: Annotated[Path | None, Help("the figure: .png, .svg or .pdf; default: NAME.png", "--output", "-o")] = None,
 ) -> None:
     r"""Measure an experiment, draw its figure and print its tables.
 
@@ -118,33 +101,15 @@ def figure(
 
 @app.command
 def report(
-    name: Annotated[str, Parameter(help="the paper: domoe")],
+    name: Annotated[str, Help("the paper: domoe")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the folder of pages, figures and data")],
-    other_seed: Annotated[
-        list[Path] | None,
-        _many,
-        Parameter(help="traces of a second training seed: headline ratios again"),
-    ] = None,
-    large: Annotated[
-        list[Path] | None,
-        _many,
-        Parameter(help="traces with longer profiles, for the table sizes"),
-    ] = None,
-    routes: Annotated[
-        list[Path] | None,
-        _many,
-        Parameter(help="published routes of real models, or a folder of them"),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        _many,
-        Parameter(help="experiments to measure again; the others keep their data"),
-    ] = None,
-    show: Annotated[
-        bool, Parameter(negative=(), help="measure nothing: write the pages from the data that is there")
-    ] = False,
+    output: Annotated[Path, Help("the folder of pages, figures and data", "--output", "-o")],
+    other_seed: Annotated[list[Path] | None, Help("traces of a second training seed: headline ratios again")] = None,
+    large: Annotated[list[Path] | None, Help("traces with longer profiles, for the table sizes")] = None,
+    routes: Annotated[list[Path] | None, Help("published routes of real models, or a folder of them")] = None,
+    only: Annotated[list[str] | None, Help("experiments to measure again; the others keep their data")] = None,
+    show: Annotated[bool, Help("measure nothing: write the pages from the data that is there")] = False,
     options: ExperimentOptions = _USUAL,
 ) -> None:
     r"""Run every experiment of a paper and write a page for each, with its tables, its figure and the data beside it.

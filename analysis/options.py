@@ -11,16 +11,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from analysis.workloads import ModelTraces, Source, by_model
+from ground.command_line import Help
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.whole_number import WholeNumber
 from sim.machine.hardware import DEFAULT_HARDWARE
-from sim.run.scene import DEFAULT_CACHE, SceneOptions, bundled_traces, code_version
+from sim.run.scene import DEFAULT_CACHE, CacheSize, SceneOptions, bundled_traces, code_version
 
 IMPLIED = "implied"
 """A profile of this package's own (implied.toml): predictions as slow as DoMoE's figures imply."""
-
-_many = Parameter(consume_multiple=True, negative=())
 
 
 @Parameter(name="*")
@@ -30,29 +29,23 @@ class ExperimentOptions:
 
     traces: Annotated[
         Sequence[Path] | None,
-        _many,
-        Parameter(help="traces, or folders of them, to run on and to learn from; default: the bundled ones"),
+        Help("traces, or folders of them, to run on and to learn from; default: the bundled ones"),
     ] = None
-    hardware: Annotated[str, Parameter(help="the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
-    cache: Annotated[
-        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
-    ] = DEFAULT_CACHE
+    hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    cache: CacheSize = DEFAULT_CACHE
     software: Annotated[
         tuple[str, ...],
-        _many,
-        Parameter(
+        Help(
+            "what predictions cost, several to compare: paper, fast, implied or a profile, .toml; default: these",
             show_default=False,
-            help="what predictions cost, several to compare: paper, fast, implied or a profile, .toml; default: these",
         ),
     ] = ("paper", "fast", IMPLIED)
-    seed: Annotated[WholeNumber, Parameter(help="of the bootstrap, and for policies that draw at random")] = 0
+    seed: Annotated[WholeNumber, Help("of the bootstrap, and for policies that draw at random")] = 0
     entries: Annotated[
-        tuple[WholeNumber, ...],
-        _many,
-        Parameter(show_default=False, help="table sizes of domoe-table-size; default: 100 to 3000"),
+        tuple[WholeNumber, ...], Help("table sizes of domoe-table-size; default: 100 to 3000", show_default=False)
     ] = ()
     workers: Annotated[
-        WholeNumber | None, Parameter(help="processes; the result is the same for any number; default: one a core")
+        WholeNumber | None, Help("processes; the result is the same for any number; default: one a core")
     ] = None
 
     def __post_init__(self) -> None:

@@ -5,11 +5,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TextIO
+from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from ground.errors import InputError
 from ground.interrupts import Stoppable, Stopped
@@ -26,6 +26,21 @@ def release() -> str:
         return version("moe-replay")
     except PackageNotFoundError:
         return "uninstalled"
+
+
+def command_line(package: str, about: str, code: Callable[[], str] = release) -> App:
+    """The command line ``python -m package``, without commands yet: a list's values follow its option, and no option
+    has a negative form that it does not name.
+    """
+    return App(
+        f"python -m {package}", version=code, help=about, help_format="markdown", help_on_error=False,
+        default_parameter=Parameter(consume_multiple=True, negative=()),
+    )  # fmt: skip
+
+
+def Help(text: str, *names: str, **more: Any) -> Parameter:
+    """What ``--help`` says of an option, its ``names`` where they are not those of its variable; see Parameter."""
+    return Parameter(help=text, name=names or None, **more)
 
 
 def run(app: App, arguments: Sequence[str] | None = None, *, failures: tuple[type[Exception], ...] = ()) -> int:

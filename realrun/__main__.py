@@ -12,33 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
-from ground.command_line import run
+from ground.command_line import Help, command_line, run
 from realrun.device.faults import RunError, SlotFault
 from realrun.options import Device, Folder, GenerateOptions, Output, ReplayOptions, TracePath, ValidateOptions
 from sim.run.scene import code_version
 
-app = App(
-    name="python -m realrun",
-    version=code_version,
-    help="Run the simulator's policies on a real GPU, and say how far the simulator is from it.",
-    help_format="markdown",
-    help_on_error=False,
+app = command_line(
+    "realrun", "Run the simulator's policies on a real GPU, and say how far the simulator is from it.", code_version
 )
 
 
 @app.command
 def calibrate(
     *,
-    out: Annotated[Output, Parameter(help="the profile to write, .toml")],
+    out: Annotated[Output, Help("the profile to write, .toml")],
     model: Annotated[
-        list[str] | None,
-        Parameter(
-            consume_multiple=True, negative=(), help="models whose experts and attention to time; default: all built in"
-        ),
+        list[str] | None, Help("models whose experts and attention to time; default: all built in")
     ] = None,
-    quick: Annotated[bool, Parameter(negative=(), help="fewer sizes and repetitions: half a minute")] = False,
+    quick: Annotated[bool, Help("fewer sizes and repetitions: half a minute")] = False,
     device: Device = "cuda",
 ) -> None:
     """Measure this machine and write a profile that ``--hardware`` of the simulator loads.
@@ -58,9 +49,7 @@ def calibrate(
 
 @app.command
 def lookup(
-    *,
-    json: Annotated[Output | None, Parameter(help="write all times here as well")] = None,
-    device: Device = "cuda",
+    *, json: Annotated[Output | None, Help("write all times here as well")] = None, device: Device = "cuda"
 ) -> None:
     """Time a look-up in DoMoE's two tables in every way that it can be done, and check each against float64.
 
@@ -123,12 +112,12 @@ def validate(trace: TracePath, /, *, options: ValidateOptions) -> None:
 
 @app.command
 def resimulate(
-    validation: Annotated[Path, Parameter(help="a validation.json that validate has written")],
-    trace: Annotated[Path, Parameter(help="the trace that it was made of, .npz")],
+    validation: Annotated[Path, Help("a validation.json that validate has written")],
+    trace: Annotated[Path, Help("the trace that it was made of, .npz")],
     /,
     *,
     folder: Folder,
-    hardware: Annotated[str, Parameter(help="the profile to simulate with: a built-in name or .toml")] = "h200",
+    hardware: Annotated[str, Help("the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
     r"""Simulate the runs of a validation again, by another profile or newer code, and compare with what was measured.
 
@@ -147,11 +136,11 @@ def resimulate(
 @app.command
 def baseline(
     *,
-    model: Annotated[str, Parameter(help="the model whose dimensions are used")] = "mixtral-8x7b",
+    model: Annotated[str, Help("the model whose dimensions are used")] = "mixtral-8x7b",
     against: Annotated[
-        Path | None, Parameter(help="a validation.json of this machine, with whose measured runs to compare")
+        Path | None, Help("a validation.json of this machine, with whose measured runs to compare")
     ] = None,
-    json: Annotated[Output | None, Parameter(help="write all figures here")] = None,
+    json: Annotated[Output | None, Help("write all figures here")] = None,
     device: Device = "cuda",
 ) -> None:
     """Time a layer of a decoded token without this project: accelerate's CPU offload, copies from pageable memory.

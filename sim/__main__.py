@@ -6,17 +6,17 @@ if __name__ == "__main__":  # the imports below take a moment
     ends_quietly()
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ground.command_line import run
+from ground.command_line import Help, command_line, run
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, values_of, written
@@ -32,25 +32,14 @@ from sim.run.scene import Scene, SceneOptions, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
 from traces.arrays import shown as shown_path
 
-app = App(
-    name="python -m sim",
-    version=code_version,
-    help="Replay routing traces of Mixture-of-Experts models under any expert-offloading policy, in simulated time.",
-    help_format="markdown",
-    help_on_error=False,
+app = command_line(
+    "sim",
+    "Replay routing traces of Mixture-of-Experts models under any expert-offloading policy, in simulated time.",
+    code_version,
 )
 
-_TracePath = Annotated[Path | None, Parameter(help="the trace to replay, .npz; for several use --mix")]
-_Set = Annotated[
-    list[str] | None,
-    Parameter(
-        name=["--set"], consume_multiple=True, negative=(), help="parameters of the policy, each key=value"
-    ),
-]
-_Json = Annotated[
-    str | None,
-    Parameter(name=["--json"], allow_leading_hyphen=True, help="write the report as JSON here, - is standard output"),
-]
+_TracePath = Annotated[Path | None, Help("the trace to replay, .npz; for several use --mix")]
+_Json = Annotated[str | None, Help("write the report as JSON here, - is standard output", allow_leading_hyphen=True)]
 
 
 @Parameter(name="*")
@@ -60,26 +49,16 @@ class ReplayOptions(SceneOptions):
 
     mix: Annotated[
         tuple[Path, ...],
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            show_default=False,
-            help="several traces of one model instead of one; their sequences take turns",
-        ),
+        Help("several traces of one model instead of one; their sequences take turns", show_default=False),
     ] = ()
     discipline: Annotated[
-        Discipline | None, Parameter(help="in which order copies wait for the link; default: the policy's own")
+        Discipline | None, Help("in which order copies wait for the link; default: the policy's own")
     ] = None
     chunks: Annotated[
-        WholeNumber | None, Parameter(help="into how many pieces a copy is cut; default: the policy's own number")
+        WholeNumber | None, Help("into how many pieces a copy is cut; default: the policy's own number")
     ] = None
-    engine: Annotated[Engine, Parameter(help="what executes the run; all give the same result, auto is fastest")] = (
-        "auto"
-    )
-
-    cold: Annotated[
-        bool, Parameter(negative=(), help="begin each sequence with an empty cache, as published replays do")
-    ] = False
+    engine: Annotated[Engine, Help("what executes the run; all give the same result, auto is fastest")] = "auto"
+    cold: Annotated[bool, Help("begin each sequence with an empty cache, as published replays do")] = False
 
     def of(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> "ReplayOptions":
         """These options for one trace, or for those of --mix.
@@ -96,9 +75,7 @@ class ReplayOptions(SceneOptions):
     def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:
         """Run one policy. Raises InputError."""
         run = replay_cold if self.cold else replay
-        return run(
-            here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine, **watching
-        )
+        return run(here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine, **watching)
 
 
 @app.command(name="replay")
@@ -107,12 +84,12 @@ def replay_command(
     /,
     *,
     policy: Annotated[
-        str, Parameter(help="a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
+        str, Help("a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
     ] = "lru",
-    set_: _Set = None,
+    set_: Annotated[list[str] | None, Help("parameters of the policy, each key=value")] = None,
     options: ReplayOptions = ReplayOptions(),
     json: _Json = None,
-    timeline: Annotated[Path | None, Parameter(help="write a Perfetto timeline here, .json or .json.gz")] = None,
+    timeline: Annotated[Path | None, Help("write a Perfetto timeline here, .json or .json.gz")] = None,
 ) -> None:
     """Replay a trace, or several in turn, under one policy and report throughput, hits, latency and the bounds.
 
@@ -153,12 +130,7 @@ def compare(
     /,
     *,
     policy: Annotated[
-        list[str] | None,
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            help="policies to compare, name or name,key=value,...; default: all that the trace allows",
-        ),
+        list[str] | None, Help("policies to compare, name or name,key=value,...; default: all that the trace allows")
     ] = None,
     options: ReplayOptions = ReplayOptions(),
     json: _Json = None,
@@ -215,10 +187,7 @@ def _everything() -> list[str]:
 
 @app.command
 def policies(
-    name: Annotated[str | None, Parameter(help="one policy in full: a name or module:Class")] = None,
-    /,
-    *,
-    json: _Json = None,
+    name: Annotated[str | None, Help("one policy in full: a name or module:Class")] = None, /, *, json: _Json = None
 ) -> None:
     """List the policies, their parameters and what they need of a trace, or show one with what its parameters mean.
 
@@ -231,15 +200,12 @@ def policies(
     """
     from sim.report.catalogue import policies_json, policies_table, policy_json, policy_view
 
-    if name is None:
-        _show(policies_table(), policies_json(), json)
-    else:
-        _show(policy_view(name), policy_json(name), json)
+    _list(name, json, (policies_table, policies_json), (policy_view, policy_json))
 
 
 @app.command
 def models(
-    name: Annotated[str | None, Parameter(help="one model in full: a built-in name or a config.json")] = None,
+    name: Annotated[str | None, Help("one model in full: a built-in name or a config.json")] = None,
     /,
     *,
     json: _Json = None,
@@ -255,19 +221,15 @@ def models(
     """
     from sim.report.catalogue import model_json, model_table, models_json, models_table
 
-    keep_apart([name], {"--json": json})
-    if name is None:
-        _show(models_table(), models_json(), json)
-    else:
-        _show(model_table(name), model_json(name), json)
+    _list(name, json, (models_table, models_json), (model_table, model_json))
 
 
 @app.command
 def hardware(
-    name: Annotated[str | None, Parameter(help="one profile in full: a built-in name or a .toml file")] = None,
+    name: Annotated[str | None, Help("one profile in full: a built-in name or a .toml file")] = None,
     /,
     *,
-    toml: Annotated[bool, Parameter(negative=(), help="print the profile's file, to begin one of yours with")] = False,
+    toml: Annotated[bool, Help("print the profile's file, to begin one of yours with")] = False,
     json: _Json = None,
 ) -> None:
     """List the built-in hardware profiles, or show one with the source of every figure.
@@ -283,22 +245,18 @@ def hardware(
     from sim.machine.hardware import Hardware, hardware_text
     from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
-    keep_apart([name], {"--json": json})
-    if toml:
-        if name is None or json is not None:
-            raise InputError("--toml: expected the name of one profile, and no --json")
-        text = hardware_text(name)
-        Hardware.parse(text, name)
-        print(text.decode("utf-8"), end="")
-    elif name is None:
-        _show(hardware_table(), hardware_json(), json)
-    else:
-        _show(machine_table(name), machine_json(name), json)
+    if not toml:
+        return _list(name, json, (hardware_table, hardware_json), (machine_table, machine_json))
+    if name is None or json is not None:
+        raise InputError("--toml: expected the name of one profile, and no --json")
+    text = hardware_text(name)
+    Hardware.parse(text, name)
+    print(text.decode("utf-8"), end="")
 
 
 @app.command
 def software(
-    name: Annotated[str | None, Parameter(help="one profile: a built-in name or a .toml file")] = None,
+    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None,
     /,
     *,
     json: _Json = None,
@@ -312,21 +270,16 @@ def software(
     python -m sim software paper
     ```
     """
-    from sim.machine.prediction_costs import PredictionCosts
-    from sim.report.catalogue import software_json, software_table
+    from sim.report.catalogue import costs_json, software_json, software_table
 
-    keep_apart([name], {"--json": json})
-    if name is None:
-        _show(software_table(), software_json(), json)
-    else:
-        _show(software_table([name]), PredictionCosts.load(name).model_dump(mode="json", exclude_none=True), json)
+    _list(name, json, (software_table, software_json), (software_table, costs_json))
 
 
 @app.command
 def bench(
     *,
-    tokens: Annotated[WholeNumber, Parameter(help="decode tokens of the synthetic trace that SimPy runs")] = 2000,
-    long: Annotated[WholeNumber, Parameter(help="decode tokens of the one that the compiled engine runs")] = 50_000,
+    tokens: Annotated[WholeNumber, Help("decode tokens of the synthetic trace that SimPy runs")] = 2000,
+    long: Annotated[WholeNumber, Help("decode tokens of the one that the compiled engine runs")] = 50_000,
     json: _Json = None,
 ) -> None:
     """Measure how fast the engines are, beside a bare SimPy loop and other caches.
@@ -342,7 +295,9 @@ def bench(
 
     keep_apart([], {"--json": json})
     rows, caches = run_bench(tokens, long)
-    _show(bench_view(rows, caches), bench_json(rows, caches), json)
+    with written(json) as write:
+        write(bench_json(rows, caches))
+    show(bench_view(rows, caches), json)
 
 
 def _announce(here: Scene, engine: Engine) -> None:
@@ -371,10 +326,18 @@ def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
         yield advance
 
 
-def _show(view: RenderableType, data: object, target: str | None) -> None:
-    with written(target) as write:
-        write(data)
-    show(view, target)
+_Shown = tuple[Callable[..., RenderableType], Callable[..., object]]
+"""What shows something to a person, and to a program."""
+
+
+def _list(name: str | None, json: str | None, every: _Shown, one: _Shown) -> None:
+    """Show all that there is of a kind, or the one that is named."""
+    keep_apart([name], {"--json": json})
+    (view, data), names = (every, ()) if name is None else (one, (name,))
+    seen = view(*names)
+    with written(json) as write:
+        write(data(*names))
+    show(seen, json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,42 +10,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
-from ground.command_line import release, run
+from ground.command_line import Help, command_line, run
 from ground.errors import InputError
 from ground.files import check_regular, keep_apart
 from ground.text import printable
 from ground.whole_number import WholeNumber
 
-app = App(
-    name="python -m traces",
-    version=release,
-    help="Record and read routing traces of Mixture-of-Experts models.",
-    help_format="markdown",
-    help_on_error=False,
-)
+app = command_line("traces", "Record and read routing traces of Mixture-of-Experts models.")
+
+_Output = Annotated[Path, Help("the trace to write", "--output", "-o")]
+_Adapter = Annotated[Path | None, Help("Python file with a router family of your own")]
+_Device = Annotated[str, Help("cuda, cpu, auto, or spread over GPUs and host memory")]
+_Implementation = Annotated[str | None, Help("eager, grouped_mm or batched_mm")]
+_Sequences = Annotated[WholeNumber, Help("least number of evaluation sequences")]
 
 
 @app.command
 def train(
-    base: Annotated[Path, Parameter(help="the dense model to start from: a Hugging Face folder or a .gguf file")],
+    base: Annotated[Path, Help("the dense model to start from: a Hugging Face folder or a .gguf file")],
     /,
     *,
-    corpora: Annotated[Path, Parameter(help="folder of DOMAIN.jsonl.xz files")],
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the checkpoint folder to make")],
-    topology: Annotated[str, Parameter(help="the model whose routing topology is wanted")] = "mixtral-8x7b",
-    minutes: Annotated[
-        float | None, Parameter(help="how long to train at most; default: 6, or no limit with --tokens")
-    ] = None,
-    tokens: Annotated[WholeNumber | None, Parameter(help="how many tokens to train on at most")] = None,
-    batch: Annotated[WholeNumber, Parameter(help="sequences a step")] = 48,
-    length: Annotated[WholeNumber, Parameter(help="tokens a sequence")] = 512,
-    learning_rate: Annotated[float, Parameter(help="the highest learning rate of the schedule")] = 3e-4,
-    balance: Annotated[float, Parameter(help="weight of the load-balancing loss")] = 0.02,
-    redrawn: Annotated[float, Parameter(help="share of an expert's neurons that start at random")] = 0.25,
+    corpora: Annotated[Path, Help("folder of DOMAIN.jsonl.xz files")],
+    output: Annotated[Path, Help("the checkpoint folder to make", "--output", "-o")],
+    topology: Annotated[str, Help("the model whose routing topology is wanted")] = "mixtral-8x7b",
+    minutes: Annotated[float | None, Help("how long to train at most; default: 6, or no limit with --tokens")] = None,
+    tokens: Annotated[WholeNumber | None, Help("how many tokens to train on at most")] = None,
+    batch: Annotated[WholeNumber, Help("sequences a step")] = 48,
+    length: Annotated[WholeNumber, Help("tokens a sequence")] = 512,
+    learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 3e-4,
+    balance: Annotated[float, Help("weight of the load-balancing loss")] = 0.02,
+    redrawn: Annotated[float, Help("share of an expert's neurons that start at random")] = 0.25,
     seed: WholeNumber = 0,
-    device: Annotated[str, Parameter(help="cuda, cpu, or auto")] = "auto",
+    device: Annotated[str, Help("cuda, cpu, or auto")] = "auto",
 ) -> None:
     r"""Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
 
@@ -76,59 +72,51 @@ def train(
 @app.command
 def capture(
     model: Annotated[
-        str, Parameter(help="a Hugging Face checkpoint of a Mixture-of-Experts model: a folder, or its name on the hub")
+        str, Help("a Hugging Face checkpoint of a Mixture-of-Experts model: a folder, or its name on the hub")
     ],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to make; a folder for several domains")],
+    output: Annotated[Path, Help("the trace to make; a folder for several domains", "--output", "-o")],
     prompts: Annotated[
-        Path | None,
-        Parameter(help="your own text: one prompt a line, or .jsonl rows {prompt | messages, response, domain}"),
+        Path | None, Help("your own text: one prompt a line, or .jsonl rows {prompt | messages, response, domain}")
     ] = None,
-    corpora: Annotated[Path | None, Parameter(help="text by domain instead: a folder of DOMAIN.jsonl.xz")] = None,
-    domain: Annotated[
-        list[str] | None, Parameter(help="which domains of --corpora", consume_multiple=True, negative=())
-    ] = None,
-    licence: Annotated[str, Parameter(help="the licence of --prompts, for the record")] = "not stated",
+    corpora: Annotated[Path | None, Help("text by domain instead: a folder of DOMAIN.jsonl.xz")] = None,
+    domain: Annotated[list[str] | None, Help("which domains of --corpora")] = None,
+    licence: Annotated[str, Help("the licence of --prompts, for the record")] = "not stated",
     profile_tokens: Annotated[
-        WholeNumber | None,
-        Parameter(help="decode tokens wanted for the profile split; default: 1400 of --corpora, else all"),
+        WholeNumber | None, Help("decode tokens wanted for the profile split; default: 1400 of --corpora, else all")
     ] = None,
     eval_tokens: Annotated[
-        WholeNumber | None, Parameter(help="the same for the evaluation split; default: 600 of --corpora, else all")
+        WholeNumber | None, Help("the same for the evaluation split; default: 600 of --corpora, else all")
     ] = None,
-    eval_sequences: Annotated[WholeNumber, Parameter(help="least number of evaluation sequences")] = 40,
+    eval_sequences: _Sequences = 40,
     prompt_tokens: Annotated[
-        WholeNumber | None, Parameter(help="longer prompts are left out; default: 64 of --corpora, else 4096")
+        WholeNumber | None, Help("longer prompts are left out; default: 64 of --corpora, else 4096")
     ] = None,
-    new_tokens: Annotated[WholeNumber, Parameter(help="tokens generated at most; the last of them is never run")] = 32,
-    batch: Annotated[WholeNumber, Parameter(help="sequences run together, padded")] = 32,
+    new_tokens: Annotated[WholeNumber, Help("tokens generated at most; the last of them is never run")] = 32,
+    batch: Annotated[WholeNumber, Help("sequences run together, padded")] = 32,
     chunk: Annotated[
         WholeNumber,
-        Parameter(
-            help="most rows that run together. Fewer need less memory and more time. A longer prompt runs in pieces, "
+        Help(
+            "most rows that run together. Fewer need less memory and more time. A longer prompt runs in pieces, "
             "but whole through an encoder"
         ),
-    ] = (4096),
-    decoding: Annotated[
-        str, Parameter(help="sampled, greedy or teacher-forced (on the text's own response)")
-    ] = "sampled",
+    ] = 4096,
+    decoding: Annotated[str, Help("sampled, greedy or teacher-forced (on the text's own response)")] = "sampled",
     temperature: float = 0.8,
     top_p: float = 0.95,
-    template: Annotated[str, Parameter(help="plain, or chat: the tokenizer's own template")] = "plain",
+    template: Annotated[str, Help("plain, or chat: the tokenizer's own template")] = "plain",
     embedding: Annotated[
-        str, Parameter(help="how embeddings are stored: auto, none, or dimensions x bits such as 96x3")
+        str, Help("how embeddings are stored: auto, none, or dimensions x bits such as 96x3")
     ] = "auto",
     probs: Annotated[
-        WholeNumber | None, Parameter(help="keep so many router probabilities of each route, the largest; default: all")
+        WholeNumber | None, Help("keep so many router probabilities of each route, the largest; default: all")
     ] = None,
-    basis: Annotated[
-        Path | None, Parameter(help="file of the embeddings' projection; default: beside the checkpoint")
-    ] = None,
-    statistics: Annotated[Path | None, Parameter(help="write routing statistics here as JSON")] = None,
-    experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
-    adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
-    device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
+    basis: Annotated[Path | None, Help("file of the embeddings' projection; default: beside the checkpoint")] = None,
+    statistics: Annotated[Path | None, Help("write routing statistics here as JSON")] = None,
+    experts_implementation: _Implementation = None,
+    adapter: _Adapter = None,
+    device: _Device = "auto",
     seed: WholeNumber = 0,
 ) -> None:
     r"""Record which experts a real model takes: prefill and decoding of your prompts, or of domain text.
@@ -148,9 +136,9 @@ def capture(
     """
     from dataclasses import replace
 
-    from traces.capture.decoding import Decoding
     from traces.capture.capture import Amount, capture_prompts
     from traces.capture.capture import capture as capture_domains
+    from traces.capture.decoding import Decoding
 
     if (prompts is None) == (corpora is None) or (corpora is not None) != bool(domain):
         raise InputError("expected either --prompts FILE, or --corpora FOLDER and --domain NAME")
@@ -186,24 +174,19 @@ def capture(
 
 @app.command
 def convert(
-    file: Annotated[Path, Parameter(help="routes of another tool, .npz or .npy")],
+    file: Annotated[Path, Help("routes of another tool, .npz or .npy")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    kind: Annotated[str | None, Parameter(help="gpt-oss, esft, device or serving; default: by its arrays")] = None,
+    output: _Output,
+    kind: Annotated[str | None, Help("gpt-oss, esft, device or serving; default: by its arrays")] = None,
     model: Annotated[
-        str | None,
-        Parameter(help="the model whose costs are charged: a built-in name, or the config.json of any other"),
+        str | None, Help("the model whose costs are charged: a built-in name, or the config.json of any other")
     ] = None,
-    experts: Annotated[
-        WholeNumber | None, Parameter(help="routed experts of a layer, where the file does not say")
-    ] = None,
-    layers: Annotated[str | None, Parameter(help="model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
-    domain: Annotated[
-        str | None, Parameter(help="domain of all sequences; default: what the file says, else its name")
-    ] = None,
-    source: Annotated[str | None, Parameter(help="which text was run")] = None,
-    licence: Annotated[str | None, Parameter(help="the licence of that text")] = None,
+    experts: Annotated[WholeNumber | None, Help("routed experts of a layer, where the file does not say")] = None,
+    layers: Annotated[str | None, Help("model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
+    domain: Annotated[str | None, Help("domain of all sequences; default: what the file says, else its name")] = None,
+    source: Annotated[str | None, Help("which text was run")] = None,
+    licence: Annotated[str | None, Help("the licence of that text")] = None,
 ) -> None:
     r"""Turn the routing record of another tool into a trace.
 
@@ -238,17 +221,17 @@ def convert(
 
 @app.command
 def subset(
-    traces: Annotated[list[Path], Parameter(help="trace file; the sequences of several take turns")],
+    traces: Annotated[list[Path], Help("trace file; the sequences of several take turns")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the trace to write")],
-    profile_tokens: Annotated[WholeNumber, Parameter(help="decode tokens wanted for the profile split")],
-    eval_tokens: Annotated[WholeNumber, Parameter(help="decode tokens wanted for the evaluation split")],
-    eval_sequences: Annotated[WholeNumber, Parameter(help="least number of evaluation sequences")] = 40,
+    output: _Output,
+    profile_tokens: Annotated[WholeNumber, Help("decode tokens wanted for the profile split")],
+    eval_tokens: Annotated[WholeNumber, Help("decode tokens wanted for the evaluation split")],
+    eval_sequences: _Sequences = 40,
     thin: Annotated[
         WholeNumber | None,
-        Parameter(
-            help="make the file smaller: keep only so many router probabilities of a route, the largest, and of "
+        Help(
+            "make the file smaller: keep only so many router probabilities of a route, the largest, and of "
             "prefill rows none; leave out gates and the look-ahead of prefill rows; pack with LZMA"
         ),
     ] = None,
@@ -275,12 +258,11 @@ def subset(
 
 @app.command
 def info(
-    traces: Annotated[list[Path], Parameter(help="trace files")],
+    traces: Annotated[list[Path], Help("trace files")],
     /,
     *,
     json: Annotated[
-        str | None,
-        Parameter(help="write the same facts as JSON here, - is standard output", allow_leading_hyphen=True),
+        str | None, Help("write the same facts as JSON here, - is standard output", allow_leading_hyphen=True)
     ] = None,
 ) -> None:
     """Show what traces hold: rows, domains, arrays, where they come from and how their routing behaves.
@@ -300,17 +282,15 @@ def info(
 
 @app.command
 def verify(
-    trace: Annotated[Path, Parameter(help="trace file")],
+    trace: Annotated[Path, Help("trace file")],
     /,
     *,
-    model: Annotated[
-        str | None, Parameter(help="the checkpoint it was captured from, to run some sequences again")
-    ] = None,
-    sha256: Annotated[str | None, Parameter(help="the hash that the file must have")] = None,
-    sequences: Annotated[WholeNumber, Parameter(help="how many to run again")] = 4,
-    experts_implementation: Annotated[str | None, Parameter(help="eager, grouped_mm or batched_mm")] = None,
-    adapter: Annotated[Path | None, Parameter(help="Python file with a router family of your own")] = None,
-    device: Annotated[str, Parameter(help="cuda, cpu, auto, or spread over GPUs and host memory")] = "auto",
+    model: Annotated[str | None, Help("the checkpoint it was captured from, to run some sequences again")] = None,
+    sha256: Annotated[str | None, Help("the hash that the file must have")] = None,
+    sequences: Annotated[WholeNumber, Help("how many to run again")] = 4,
+    experts_implementation: _Implementation = None,
+    adapter: _Adapter = None,
+    device: _Device = "auto",
 ) -> None:
     """Check every array of a trace, its hash, and its routes against the model that they came from.
 
@@ -338,19 +318,13 @@ def verify(
 
 @app.command
 def compare_routing(
-    traces: Annotated[list[Path], Parameter(help="traces of the small models")],
+    traces: Annotated[list[Path], Help("traces of the small models")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the statistics, JSON")],
-    beside: Annotated[
-        list[Path] | None,
-        Parameter(help="traces, or records that convert reads, of other models", consume_multiple=True, negative=()),
-    ] = None,
-    records: Annotated[
-        list[Path] | None,
-        Parameter(help="routing records of training seeds (capture --statistics)", consume_multiple=True, negative=()),
-    ] = None,
-    document: Annotated[Path | None, Parameter(help="a document to write the tables into, between its marks")] = None,
+    output: Annotated[Path, Help("the statistics, JSON", "--output", "-o")],
+    beside: Annotated[list[Path] | None, Help("traces, or records that convert reads, of other models")] = None,
+    records: Annotated[list[Path] | None, Help("routing records of training seeds (capture --statistics)")] = None,
+    document: Annotated[Path | None, Help("a document to write the tables into, between its marks")] = None,
 ) -> None:
     r"""Compare the routing of small trained models with that of published large ones, and of other training seeds.
 

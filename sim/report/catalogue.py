@@ -1,7 +1,6 @@
 """The built-in models, machines, software profiles and policies, as tables for people and as JSON for programs."""
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +166,16 @@ def _origin(figure: Figure | Curve) -> tuple[str, ...]:
 
 
 def software_json() -> list[dict[str, Any]]:
-    """Every built-in software profile in full."""
-    return [PredictionCosts.load(name).model_dump(mode="json", exclude_none=True) for name in builtin_software()]
+    """Every built-in software profile, as `costs_json` gives it."""
+    return [costs_json(name) for name in builtin_software()]
 
 
-def software_table(names: Sequence[str] = ()) -> Table:
+def costs_json(name_or_path: str) -> dict[str, Any]:
+    """One software profile in full. Raises as `PredictionCosts.load` does."""
+    return PredictionCosts.load(name_or_path).model_dump(mode="json", exclude_none=True)
+
+
+def software_table(*names: str) -> Table:
     """What predictions cost in ``names`` (default: all that are built in). Raises as `PredictionCosts.load` does."""
     table = Table(title="Software: what predictions cost", caption="a search: 4,000 x 4,096 on an L40, one query")
     for heading in ("software", "figure", "value", "measured", "source"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ground.command_line import release
+from ground.command_line import Help, release
 from ground.errors import InputError
 from ground.whole_number import WholeNumber
 from sim.bounds import Bounds, bounds
@@ -26,6 +26,7 @@ from traces.plausibility import doubts
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
+CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")]
 
 
 @dataclass(frozen=True)
@@ -65,27 +66,20 @@ class SceneOptions:
     """The trace to replay; the sequences of several take turns (``traces.mix``)."""
     _: KW_ONLY
     model: Annotated[
-        str | None,
-        Parameter(help="the model whose costs are charged: a name or a config.json; default: the trace's own"),
+        str | None, Help("the model whose costs are charged: a name or a config.json; default: the trace's own")
     ] = None
-    hardware: Annotated[str, Parameter(help="the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
     software: Annotated[
-        str, Parameter(help="what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
+        str, Help("what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
     ] = DEFAULT_SOFTWARE
-    cache: Annotated[
-        str, Parameter(help="GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")
-    ] = DEFAULT_CACHE
+    cache: CacheSize = DEFAULT_CACHE
     profile: Annotated[
         tuple[str, ...] | None,
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            help="traces whose profile split policies learn from; default: this one and the bundled ones of its model",
-        ),
+        Help("traces whose profile split policies learn from; default: this one and the bundled ones of its model"),
     ] = None
-    split: Annotated[str, Parameter(help="which sequences to replay: eval, profile or all")] = "eval"
-    batch: Annotated[WholeNumber, Parameter(help="sequences that decode together")] = 1
-    seed: Annotated[WholeNumber, Parameter(help="for policies that draw at random")] = 0
+    split: Annotated[str, Help("which sequences to replay: eval, profile or all")] = "eval"
+    batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
+    seed: Annotated[WholeNumber, Help("for policies that draw at random")] = 0
 
     @property
     def files(self) -> list[str | Path | None]:
