@@ -4,6 +4,7 @@ same examples every time; "explore" (``--hypothesis-profile=explore``) tries new
 And what tests of the simulator's command line begin with, see ``tests.support.replays``.
 """
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from tests.support.compiled_code import compile_once
 
         compile_once()
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through torch and all tests again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

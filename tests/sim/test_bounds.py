@@ -153,7 +153,7 @@ def held_to_bounds(world: World, plan: Plan, log: Log) -> None:
 
 
 @given(planned())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
     world, _, plan = case
     log = run_of(world, plan).log()
@@ -166,7 +166,7 @@ def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
 
 
 @given(worlds())
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_no_builtin_policy_beats_the_bounds(world: World) -> None:
     for name in POLICIES:
         for values in CHOICES.get(name, [{}]):

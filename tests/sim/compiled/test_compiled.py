@@ -52,7 +52,7 @@ def assert_same(reference: Log, compiled: Log) -> None:
 # -- the same integers -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=500)
+@settings(max_examples=350)
 @given(planned(), st.sampled_from([0, 1, 3, 30_000]), st.sampled_from([0, 1, 2, 20_000]), st.integers(0, 3))
 def test_any_plan_gives_the_integers_of_the_reference(
     given: tuple[World, str, Plan], launch_ns: int, alone_ns: int, apart: int

@@ -188,7 +188,7 @@ def test_a_single_domain_is_always_its_own_and_popularity_is_plain_frequency() -
     st.integers(0, 3),
     st.integers(0, 2),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_each_prediction_asks_for_the_best_experts_up_to_the_next(
     here: World, keys: str, layers: str, reach: int, fetch: int
 ) -> None:
