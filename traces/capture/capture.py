@@ -38,10 +38,10 @@ from traces.validation import check_meta
 class CaptureOptions:
     """How to capture; every field has the same name on the command line.
 
-    ``embedding`` is ``auto`` (the cheapest of embedding_price.CANDIDATES that loses at most MOST_LOSS recall), ``none``,
-    or dimensions x bits such as ``96x3``; a basis already at ``basis_path`` (default: beside the checkpoint, or beside the
-    output if that cannot be written) is used as it is, else the one fitted is saved there. ``probs`` router
-    probabilities of each route are kept, the largest (None: all). ``statistics_path`` receives routing statistics as
+    ``embedding`` is ``auto`` (the cheapest of embedding_price.CANDIDATES that loses at most MOST_LOSS recall),
+    ``none``, or dimensions x bits such as ``96x3``. A basis already at ``basis_path`` (default: beside the checkpoint,
+    or beside the output if that cannot be written) is used as it is, else the one fitted is saved there. ``probs``
+    router probabilities of each route are kept, the largest (None: all). ``statistics_path`` receives statistics as
     JSON. ``adapter`` is a Python file with the router families of one's own.
     """
 

@@ -1,6 +1,7 @@
 """What would spoil a capture is found before its first forward pass, and what a trace cannot show is noted in it."""
 
 import json
+import logging
 import os
 from contextlib import ExitStack
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
+import transformers
 
 from ground.errors import InputError
 from tests.support.tiny_families import SCALED, decoder
@@ -18,7 +20,7 @@ from tests.traces.capture.test_families import PROMPTS, arrays, run, without_end
 from traces.__main__ import main
 from traces.capture.batches import run_batch
 from traces.capture.capture import capture_prompts
-from traces.capture.checkpoint import in_words
+from traces.capture.checkpoint import in_words, load_tokenizer, skeleton
 from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.capture.routers import routed_layers
@@ -184,12 +186,19 @@ def test_a_padding_token_beyond_the_embeddings_pads_all_the_same():
     assert all((padded[name] == plain[name]).all() for name in plain)
 
 
-def test_nothing_but_the_line_is_said_where_transformers_warns_of_a_configuration(tmp_path, capfd):
+def test_nothing_but_the_line_is_said_where_transformers_warns_of_a_configuration(tmp_path, monkeypatch):
     """The frequencies of Phi-3.5-MoE's positions have fields of its own, of which transformers warns."""
-    from traces.capture.checkpoint import load_tokenizer, skeleton
-
     folder = checkpoint(tmp_path / "model", "phimoe", **SCALED["longrope with the cache dropped"][1])
-    capfd.readouterr()
-    skeleton(folder)
-    load_tokenizer(folder)
-    assert capfd.readouterr() == ("", "")
+    said = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", said.append)
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        for read in (skeleton, load_tokenizer):
+            transformers.utils.logging.warning_once.cache_clear()
+            read(folder)
+        assert not said
+        transformers.AutoConfig.from_pretrained(folder)
+        assert said
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
