@@ -67,9 +67,9 @@ def _layer_spreads(times: LayerTimes) -> Table:
 def ffn_tables(parts: Parts, blocks: Blocks, models: Iterable[ModelSpec]) -> list[Table]:
     """The profile's ``ffn``; if all of them together do not fit, one after the other."""
     found = ffns(models)
-    all_of_them = parts.try_to("FFNs", lambda: blocks.ffns(found))
-    if all_of_them is not None:
-        return all_of_them
+    together = parts.try_to("FFNs", partial(blocks.ffns, found))
+    if together is not None:
+        return together
     alone = [parts.try_to(f"FFN {used.ffn.hidden} x {used.ffn.width}", partial(blocks.ffns, [used])) for used in found]
     return [table for tables in alone for table in tables or []]
 

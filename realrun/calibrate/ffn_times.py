@@ -8,7 +8,7 @@ ones while the layer before them computes: theirs is the device's time alone. Th
 since a device that was idle is slower to begin.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from ground.errors import InputError
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.timing import Key, Timing, Work
+from realrun.calibrate.timing import Timing, Work
 from realrun.engine.experts import Experts, Rows
 from realrun.engine.layers import feed_forward
 from realrun.engine.loop import undisturbed
@@ -39,14 +39,9 @@ class Ffn:
     matrices: int
 
     @property
-    def parameters(self) -> int:
-        """Weights."""
-        return self.hidden * self.width * self.matrices
-
-    @property
     def bytes(self) -> int:
         """Bytes of the weights."""
-        return 2 * self.parameters
+        return 2 * self.hidden * self.width * self.matrices
 
 
 @dataclass(frozen=True)
@@ -87,33 +82,22 @@ def ffn_times(machine: Machine, uses: Iterable[UsedFfn], rows: Sequence[int] = R
 
     For comparison, at the first of ``rows``, the same as plain products, and a routed expert alone.
     """
-    runs: dict[tuple[Ffn, str, int], Runs] = {}
-    hidden: dict[tuple[Ffn, str, int], Runs] = {}
-    resting: dict[tuple[Ffn, str, int], Runs] = {}
+    runs: dict[How, dict[tuple[Ffn, str, int], Runs]] = {BUSY: {}, HIDDEN: {}, RESTING: {}}
     for used in uses:
-        for count, charged in ffn_runs(machine, used, rows).items():
-            (hidden if used.use == "shared" else runs)[used.ffn, "charged", count] = charged
-            if used.use == "shared":
-                runs[used.ffn, "launched", count] = charged
-        if used.use == "routed":
-            waited = routed_runs(machine, used.model, [count for count in rows if count > 1], at_once=1)
-            resting |= {(used.ffn, "waited", count): each for count, each in waited.items()}
-        for name, compared in _compared(machine, used, rows[:1]).items():
-            runs |= {(used.ffn, name, count): each for count, each in compared.items()}
+        for how, name, by_rows in _ways(machine, used, rows):
+            runs[how] |= {(used.ffn, name, count): each for count, each in by_rows.items()}
     found: dict[Ffn, dict[str, dict[int, Timing]]] = {}
     with undisturbed():
-        times = _times(machine, runs) | _times(machine, hidden, asleep=True)
-        times |= _times(machine, resting, asleep=True, rest=COPY_SECONDS)
-    for (ffn, name, count), taken in times.items():
-        found.setdefault(ffn, {}).setdefault(name, {})[count] = taken
+        for (asleep, rest), each in runs.items():
+            times = machine.times({key: one.work for key, one in each.items()}, asleep=asleep, rest=rest)
+            for (ffn, name, count), taken in times.items():
+                found.setdefault(ffn, {}).setdefault(name, {})[count] = taken.over(each[ffn, name, count].parts)
     return {ffn: FfnTimes(ways.pop("charged"), ways.pop("waited", {}), ways) for ffn, ways in found.items()}
 
 
-def _compared(machine: Machine, used: UsedFfn, rows: Sequence[int]) -> dict[str, dict[int, "Runs"]]:
-    compared = {name: plain_runs(machine, used.ffn, graph, rows) for name, graph in (("eager", False), ("graph", True))}
-    if used.use == "routed":
-        compared["one_alone"] = routed_runs(machine, used.model, rows, at_once=1)
-    return compared
+How = tuple[bool, float]
+"""Whether runs are launched while the device sleeps, and for how many seconds it rests before each."""
+BUSY, HIDDEN, RESTING = (False, 0.0), (True, 0.0), (True, COPY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -124,11 +108,20 @@ class Runs:
     parts: int = 1
 
 
-def ffn_runs(machine: Machine, used: UsedFfn, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
-    """One FFN over each number of rows, weights not in any cache of the device."""
+def _ways(machine: Machine, used: UsedFfn, rows: Sequence[int]) -> Iterator[tuple[How, str, dict[int, Runs]]]:
+    """Each way of timing one FFN: how, under which name, and what by rows."""
     if used.use == "routed":
-        return routed_runs(machine, used.model, rows)
-    return plain_runs(machine, used.ffn, used.use == "dense", rows)
+        yield BUSY, "charged", routed_runs(machine, used.model, rows)
+        yield RESTING, "waited", routed_runs(machine, used.model, [count for count in rows if count > 1], at_once=1)
+    else:
+        plain, shared = plain_runs(machine, used.ffn, used.use == "dense", rows), used.use == "shared"
+        yield HIDDEN if shared else BUSY, "charged", plain
+        if shared:
+            yield BUSY, "launched", plain
+    yield BUSY, "eager", plain_runs(machine, used.ffn, False, rows[:1])
+    yield BUSY, "graph", plain_runs(machine, used.ffn, True, rows[:1])
+    if used.use == "routed":
+        yield BUSY, "one_alone", routed_runs(machine, used.model, rows[:1], at_once=1)
 
 
 def routed_runs(machine: Machine, model: ModelSpec, rows: Iterable[int], at_once: int | None = None) -> dict[int, Runs]:
@@ -150,12 +143,6 @@ def routed_runs(machine: Machine, model: ModelSpec, rows: Iterable[int], at_once
     return runs
 
 
-def _times(machine: Machine, runs: Mapping[Key, Runs], **how: Any) -> dict[Key, Timing]:
-    """Time of one FFN of each of ``runs``; ``how`` is as for ``Machine.times``."""
-    times = machine.times({key: each.work for key, each in runs.items()}, **how)
-    return {key: taken.over(runs[key].parts) for key, taken in times.items()}
-
-
 def _slots(machine: Machine, count: int, size: int) -> Any:
     try:
         return machine.random(count, size // 2).view(machine.torch.uint8)
@@ -173,16 +160,15 @@ def _routed(
     return lambda: experts.launch(states, outputs, slots, pairs, take)
 
 
-def plain_runs(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int] = ROWS) -> dict[int, Runs]:
+def plain_runs(machine: Machine, ffn: Ffn, graph: bool, rows: Iterable[int]) -> dict[int, Runs]:
     """One FFN as two or three products, launched from Python or as a CUDA graph."""
-    experts = [_weights(machine, ffn) for _ in range(min(16, machine.copies(ffn.bytes)))]
+    experts = [
+        (machine.random((ffn.matrices - 1) * ffn.width, ffn.hidden), machine.random(ffn.hidden, ffn.width))
+        for _ in range(min(16, machine.copies(ffn.bytes)))
+    ]
     runs = {}
     for count in rows:
         tokens = machine.random(count, ffn.hidden, scale=1.0)
         work = [partial(feed_forward, tokens, *weights) for weights in experts]
         runs[count] = Runs([machine.graph(one) for one in work] if graph else work)
     return runs
-
-
-def _weights(machine: Machine, ffn: Ffn) -> tuple[Any, Any]:
-    return machine.random((ffn.matrices - 1) * ffn.width, ffn.hidden), machine.random(ffn.hidden, ffn.width)

@@ -59,14 +59,9 @@ def in_bf16(model: ModelSpec) -> ModelSpec:
     For times of models that the simulator charges by formula.
     """
     return replace(
-        model,
-        expert_bytes=(2 * model.expert_parameters,) * model.routed_layers,
-        windows=(0,) * model.layers,
-        weight_bytes=2,
-        embedding_bytes=2,
-        encoder_layers=0,
-        cross_attention=False,
-    )
+        model, expert_bytes=(2 * model.expert_parameters,) * model.routed_layers, windows=(0,) * model.layers,
+        weight_bytes=2, embedding_bytes=2, encoder_layers=0, cross_attention=False,
+    )  # fmt: skip
 
 
 def layer_times(
@@ -84,10 +79,9 @@ def layer_times(
         layers = Layers(device, few, 1, max(prompts := tuple(prompts)))
         for length in prompts:
             rows[length] = _launches(machine, layers, Step(few, length, model.top_k, device, prompt=True), True)
-        decode, prefill = machine.times(tokens, asleep=True), machine.times(rows, asleep=True)
-        launched = machine.times(rows)
+        times = LayerTimes(machine.times(tokens, asleep=True), machine.times(rows, asleep=True), machine.times(rows))
         device.synchronize()
-    return LayerTimes(decode, prefill, launched)
+    return times
 
 
 def _launches(machine: Machine, layers: Layers, step: Step, prompt: bool) -> Work:

@@ -26,7 +26,6 @@ from realrun.engine.experts import expert_size
 from realrun.engine.replay import device_terms, execute
 from realrun.engine.replay_loop import Outcome
 from realrun.engine.rig import Rig, open_rig
-from sim.bounds import bounds
 from sim.machine.hardware import Hardware
 from sim.machine.loop_overheads import LoopFigures
 from sim.machine.prediction_costs import PredictionCosts
@@ -77,15 +76,8 @@ class LoopTimes:
         """Of each run the one that took less, this one's or that of ``other``: whatever disturbs only ever adds."""
         fetched = min(self, other, key=lambda loop: loop.waiting_us + loop.top_k * loop.handover_us)
         loaded = min(self, other, key=lambda loop: loop.prefetching_us)
-        return LoopTimes(
-            resident_us=min(self.resident_us, other.resident_us),
-            waiting_us=fetched.waiting_us,
-            awaited_extra_us=fetched.awaited_extra_us,
-            handover_us=fetched.handover_us,
-            prefetching_us=loaded.prefetching_us,
-            link_busy=loaded.link_busy,
-            top_k=self.top_k,
-        )
+        resident = min(self.resident_us, other.resident_us)
+        return replace(fetched, resident_us=resident, prefetching_us=loaded.prefetching_us, link_busy=loaded.link_busy)
 
     @property
     def route_wait_us(self) -> float:
@@ -126,18 +118,14 @@ def loop_times(
         three = ((here, stay), (here, loaded), (fetched, Plan(keep=False)))
         runs = [[executed(scene, plan, rig) for scene, plan in three] for _ in range(rounds)]
     resident = min(_left_us(outcome, here.work) for outcome, _, _ in runs)
-    prefetching, busy = min((_left_us(outcome, here.work), _link_busy(outcome, here.work)) for _, outcome, _ in runs)
-    waiting = min((outcome for _, _, outcome in runs), key=lambda outcome: outcome.log.finish[-1])
-    awaited_extra_us = _awaited_extra_us(waiting, fetched.work)
-    return LoopTimes(
-        resident_us=resident,
-        waiting_us=_left_us(waiting, fetched.work),
-        awaited_extra_us=awaited_extra_us,
-        handover_us=_handover_us(waiting, fetched, awaited_extra_us),
-        prefetching_us=prefetching,
-        link_busy=busy,
-        top_k=deep.top_k,
+    decode = here.work.schedule.phase == DECODE
+    prefetching, busy = min(
+        (_left_us(outcome, here.work), outcome.link_busy_ns / int(_took(outcome)[decode].sum()))
+        for _, outcome, _ in runs
     )
+    waiting = min((outcome for _, _, outcome in runs), key=lambda outcome: outcome.log.finish[-1])
+    left, extra = _left_us(waiting, fetched.work), _awaited_extra_us(waiting, fetched.work)
+    return LoopTimes(resident, left, extra, _handover_us(waiting, fetched, extra), prefetching, busy, deep.top_k)
 
 
 def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
@@ -145,8 +133,7 @@ def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
 
     One is left out at least, to be prefetched. Raises InputError if a token's do not fit, or experts are not in bf16.
     """
-    size = expert_size(model)
-    have = most_bytes
+    size, have = expert_size(model), most_bytes
     if free is not None:
         have = min(have, free - model.resident_bytes - SPARE_BYTES - SPARE_SLOTS * size)
     there = min(model.experts - 1, have // (size * model.routed_layers))
@@ -157,9 +144,6 @@ def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
             f"time: {max(0, have) / 2**30:.1f} GiB may be used"
         )
     return there
-
-
-# -- plans -----------------------------------------------------------------------------------------------------------
 
 
 def staying(here: Scene, there: int) -> Plan:
@@ -184,9 +168,6 @@ def useless(here: Scene, there: int) -> Requests:
     return Requests.build(made + made // work.n_layers + 1, call, expert, call)
 
 
-# -- what came of them -----------------------------------------------------------------------------------------------
-
-
 def _left_us(outcome: Outcome, work: Workload) -> float:
     """The median over decode's steps of microseconds a layer beyond kernels and waits."""
     stalls = (outcome.log.stall_demand + outcome.log.stall_late).reshape(-1, work.n_layers).sum(1)
@@ -195,11 +176,8 @@ def _left_us(outcome: Outcome, work: Workload) -> float:
 
 
 def _took(outcome: Outcome) -> np.ndarray:
+    """Nanoseconds of each step (S,)."""
     return np.diff(outcome.log.finish, prepend=0)
-
-
-def _link_busy(outcome: Outcome, work: Workload) -> float:
-    return outcome.link_busy_ns / int(_took(outcome)[work.schedule.phase == DECODE].sum())
 
 
 def _decode_calls(work: Workload) -> tuple[np.ndarray, np.ndarray]:
@@ -243,16 +221,9 @@ def shrunk(model: ModelSpec, layers: int | None = None) -> ModelSpec:
     """So many routed layers of ``model``, by default all, no dense ones, and a vocabulary of no weight."""
     layers = model.routed_layers if layers is None else layers
     return replace(
-        model,
-        name=f"{layers} layers of {model.name}",
-        layers=layers,
-        moe_layers=tuple(range(layers)),
-        expert_bytes=model.expert_bytes[:1] * layers,
-        windows=(0,) * layers,
-        vocab=1024,
-        dense_ffn=0,
-        encoder_layers=0,
-    )
+        model, name=f"{layers} layers of {model.name}", layers=layers, moe_layers=tuple(range(layers)),
+        expert_bytes=model.expert_bytes[:1] * layers, windows=(0,) * layers, vocab=1024, dense_ffn=0, encoder_layers=0,
+    )  # fmt: skip
 
 
 def random_scene(
@@ -282,15 +253,6 @@ def random_scene(
     )
     work = workload(trace, model, hardware, batched(trace, 1))
     return Scene(
-        trace=trace,
-        profile=(),
-        model=model,
-        hardware=hardware,
-        software=PredictionCosts.load("fast"),
-        budget=budget,
-        batch=1,
-        split="eval",
-        seed=seed,
-        work=work,
-        bound=bounds(work, budget, hardware.link_bytes_per_s),
-    )
+        trace=trace, profile=(), model=model, hardware=hardware, software=PredictionCosts.load("fast"),
+        budget=budget, batch=1, split="eval", seed=seed, work=work,
+    )  # fmt: skip

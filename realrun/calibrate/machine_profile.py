@@ -43,7 +43,12 @@ def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, d
     text = calibrate(machine, specs, thorough, printable(shown(out.stem)))
     with atomic_path(out) as part:
         part.write_text(text, encoding="utf-8")
-    _print(Hardware.parse(text, str(out)), out)
+    from rich.console import Console
+
+    from sim.report.catalogue import machine_table
+
+    Console().print(machine_table(out))
+    print(printable(f"{out}: load it with --hardware {out}"), file=sys.stderr)
 
 
 def calibrate(machine: Machine, models: Sequence[ModelSpec], thorough: Thoroughness, name: str) -> str:
@@ -81,8 +86,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], thorough: Thoroughn
     details["launches_us"] = {key: str(value) for key, value in vars(starts).items()}
     details |= blocks.details
     seconds = time.monotonic() - begin
-    noise = {"host_interrupted": machine.interrupted()}
-    details["machine"] = facts | noise | {"code": code_version(), "seconds": round(seconds, 1)}
+    interrupted, code = machine.interrupted(), code_version()
+    details["machine"] = facts | {"host_interrupted": interrupted, "code": code, "seconds": round(seconds, 1)}
     profile["details"] = details
     comment = (
         f"Measured by `python -m realrun calibrate` in {seconds:.0f} s: {', '.join(map(': '.join, facts.items()))}.\n"
@@ -228,13 +233,3 @@ def _host(machine: Machine, thorough: Thoroughness, source: str) -> tuple[Table,
         for threads, by_busy in times.threads.items()
     }
     return table, details
-
-
-def _print(hardware: Hardware, out: Path) -> None:
-    """The profile's figures as a table on standard output."""
-    from rich.console import Console
-
-    from sim.report.catalogue import machine_table
-
-    Console().print(machine_table(out))
-    print(printable(f"{out}: load it with --hardware {out}"), file=sys.stderr)

@@ -45,17 +45,7 @@ QUICK = Thoroughness(
     rows=(1, 16, 256), contexts=(64, 1024, 4096), prompts=(1, 16, 128, 1024), tables=TABLES[1:4], repeats=8, later=0
 )
 TINY = Thoroughness(
-    copies=(2**14, 2**16, 2**18),
-    rows=(1, 2, 4),
-    contexts=(8, 32),
-    prompts=(1, 8),
-    tables=((50, 64), (200, 64)),
-    memory=2**22,
-    square=128,
-    product=(64, 64, 128),
-    at_once=2**18,
-    places=(2**20, 2**20),
-    hosted=(64, 128),
-    repeats=3,
-)
+    copies=(2**14, 2**16, 2**18), rows=(1, 2, 4), contexts=(8, 32), prompts=(1, 8), tables=((50, 64), (200, 64)),
+    memory=2**22, square=128, product=(64, 64, 128), at_once=2**18, places=(2**20, 2**20), hosted=(64, 128), repeats=3,
+)  # fmt: skip
 """For a CPU, which is there to try things out."""
