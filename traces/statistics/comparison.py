@@ -7,6 +7,7 @@ both side by side, each beside what routing at random with the same popularity o
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ground.errors import InputError
 from ground.files import atomic_path
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
+from traces.statistics.usage import decode_pairs, entropy, expert_counts, reuse, shares
 from traces.trace import DECODE, Trace
 
 DISTANCES = (1, 2, 4, 8, 16)
@@ -41,11 +43,12 @@ def behaviour(traces: Sequence[Trace]) -> dict[str, Any]:
     """
     whole = Trace.concat(traces)
     layers, top_k = whole.n_layers, whole.top_k
-    counts = np.stack([np.bincount(ids[ids >= 0], minlength=whole.n_experts) for ids in _decoded(whole)])
-    rows = np.array([(ids >= 0).any(axis=1).sum() for ids in _decoded(whole)])
+    decoded = whole.experts[whole.decode_rows]
+    counts = expert_counts(decoded, whole.n_experts)
+    rows = (decoded >= 0).any(axis=2).sum(axis=0)
     used = counts / np.maximum(1, rows)[:, None]  # chance that a row takes the expert
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    logs = np.log2(np.where(shares > 0, shares, 1))
+    share = shares(counts)
+    evenness = entropy(share) / np.log2(whole.n_experts)
     quarter = max(1, whole.n_experts // 4)
     return {
         "model": whole.meta["model"]["name"],
@@ -53,53 +56,28 @@ def behaviour(traces: Sequence[Trace]) -> dict[str, Any]:
         "experts": whole.n_experts,
         "top_k": top_k,
         "sequences": whole.n_sequences,
-        "decode_rows": int((whole.phase == DECODE).sum()),
+        "decode_rows": len(decoded),
         "domains": len(set(whole.domain.tolist())),
-        "entropy": _rounded((-(shares * logs).sum(axis=1) / np.log2(whole.n_experts)).mean()),
-        "top_quarter": _rounded(np.sort(shares, axis=1)[:, -quarter:].sum(axis=1).mean()),
-        "reuse": {d: _rounded(_reuse(whole, d)) for d in DISTANCES},
+        "entropy": _rounded(evenness.mean()),
+        "top_quarter": _rounded(np.sort(share, axis=1)[:, -quarter:].sum(axis=1).mean()),
+        "reuse": {d: _rounded(reuse(whole, d).mean()) for d in DISTANCES},
         "reuse_by_popularity": _rounded(((used**2).sum(axis=1) / np.maximum(1e-12, used.sum(axis=1))).mean()),
         "distinct": {w: _rounded(_distinct(whole, w)) for w in WINDOWS},
         "distinct_by_popularity": {
             w: _rounded((1 - (1 - used) ** w).sum(axis=1).mean() / (w * top_k)) for w in WINDOWS
         },
         "tables": _tables(whole),
-        "entropy_profile": np.round(-(shares * logs).sum(axis=1) / np.log2(whole.n_experts), 3).tolist(),
+        "entropy_profile": np.round(evenness, 3).tolist(),
     }
-
-
-def _decoded(trace: Trace) -> list[np.ndarray]:
-    """Routes (Td, K) of each layer's decode rows."""
-    return list(np.moveaxis(trace.experts[trace.decode_rows], 1, 0))
 
 
 def _rounded(value: Any) -> float | None:
     return None if not np.isfinite(value) else round(float(value), 4)
 
 
-def _pairs(trace: Trace, distance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (earlier, later) of one sequence that lie ``distance`` apart, both decode."""
-    later = np.arange(distance, trace.n_rows)
-    earlier = later - distance
-    fits = (trace.sequence[later] == trace.sequence[earlier]) & (trace.phase[earlier] == DECODE)
-    return earlier[fits], later[fits]
-
-
-def _reuse(trace: Trace, distance: int) -> float:
-    """Share of the later rows' experts that the earlier rows took, mean over layers."""
-    earlier, later = _pairs(trace, distance)
-    found, used = np.zeros(trace.n_layers), np.zeros(trace.n_layers)
-    for start in range(0, len(later), 4096):
-        before, now = trace.experts[earlier[start : start + 4096]], trace.experts[later[start : start + 4096]]
-        valid = now >= 0
-        found += ((now[..., None] == before[:, :, None]).any(axis=3) & valid).sum(axis=(0, 2))
-        used += valid.sum(axis=(0, 2))
-    return float((found / used).mean()) if (used > 0).all() else float("nan")
-
-
 def _distinct(trace: Trace, window: int) -> float:
     """Distinct experts of ``window`` rows in a row, over window x K, mean over windows and layers."""
-    earlier, _ = _pairs(trace, window - 1)
+    earlier, _ = decode_pairs(trace, window - 1)
     total, count = 0.0, 0
     for start in range(0, len(earlier), 2048):
         rows = earlier[start : start + 2048, None] + np.arange(window)
@@ -138,30 +116,29 @@ def _covered(counts: np.ndarray, table: np.ndarray) -> float:
 def _counts(trace: Trace, domain: str, split: str) -> np.ndarray:
     """(L, E) activations of one domain's decode rows of a split; zeros if it has none."""
     rows = ((trace.domain == domain) & (trace.split == split))[trace.sequence] & (trace.phase == DECODE)
-    if not rows.any():
-        return np.zeros((trace.n_layers, trace.n_experts), np.int64)
-    ids = trace.experts[rows]
-    return np.stack([np.bincount(one[one >= 0], minlength=trace.n_experts) for one in np.moveaxis(ids, 1, 0)])
+    return expert_counts(trace.experts[rows], trace.n_experts)
 
 
 def training_figures(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a routing record (``capture --statistics``) says of one training, with its spread over domains."""
     routing, trained = record["routing"], record["captured"]["trained"]
     matrix = routing["neighbour_recall"]
-    own = {one: row[one] for one, row in matrix.items()}
-    other = {one: float(np.mean([value for name, value in row.items() if name != one])) for one, row in matrix.items()}
-    cosine, entropy = routing["adjacent_layer_cosine"], routing["entropy_bits"]
+    recalls = {
+        "in_domain_recall": {one: row[one] for one, row in matrix.items()},
+        "cross_domain_recall": {
+            one: float(np.mean([value for name, value in row.items() if name != one])) for one, row in matrix.items()
+        },
+        "popularity_recall": routing["popularity_recall"],
+        "previous_token_recall": routing["previous_token_recall"],
+    }
     return {
         "model": record["captured"]["topology"]["name"],
         "seed": trained["seed"],
         "tokens": trained["trained_tokens"],
         "final_loss": trained["final_loss"],
-        "in_domain_recall": {one: round(value, 4) for one, value in own.items()},
-        "cross_domain_recall": {one: round(value, 4) for one, value in other.items()},
-        "popularity_recall": {one: round(value, 4) for one, value in routing["popularity_recall"].items()},
-        "previous_token_recall": {one: round(value, 4) for one, value in routing["previous_token_recall"].items()},
-        "entropy_bits": _spread(entropy),
-        "adjacent_cosine": _spread(cosine),
+        **{what: {one: round(value, 4) for one, value in row.items()} for what, row in recalls.items()},
+        "entropy_bits": _spread(routing["entropy_bits"]),
+        "adjacent_cosine": _spread(routing["adjacent_layer_cosine"]),
     }
 
 
@@ -183,16 +160,15 @@ def compare(
     InputError for a file that cannot be read, before anything is written.
     """
     groups: dict[str, list[Trace]] = {}
-    for path, ours in [(path, True) for path in bundled] + [(path, False) for path in beside]:
-        trace = _read(path)
-        groups.setdefault(f"{trace.meta['model']['name']}{' (small, trained)' if ours else ''}", []).append(trace)
-    trainings = [training_figures(json.loads(Path(path).read_text("utf-8"))) for path in records]
+    for kind, paths in ((" (small, trained)", bundled), ("", beside)):
+        for trace in map(_read, paths):
+            groups.setdefault(f"{trace.meta['model']['name']}{kind}", []).append(trace)
     result = {
         "distances": DISTANCES,
         "windows": WINDOWS,
         "routing": {name: behaviour(traces) for name, traces in groups.items()},
         "sources": {name: [_named(trace) for trace in traces] for name, traces in groups.items()},
-        "trainings": trainings,
+        "trainings": [training_figures(json.loads(Path(path).read_text("utf-8"))) for path in records],
     }
     result = json.loads(json.dumps(result))  # as it will be read again: keys are texts
     text = None if document is None else replaced(Path(document).read_text("utf-8"), result)
@@ -211,18 +187,13 @@ def _read(path: str | Path) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         trace = convert_file(path, Path(folder) / "converted.npz")
     # Sequences of several records of one model are put together and need names of their own.
-    return Trace(
-        **{name: getattr(trace, name) for name in trace.__dataclass_fields__}
-        | {
-            "sequence_id": np.array([f"{Path(path).stem}:{name}" for name in trace.sequence_id.tolist()]),
-            "source": str(path),
-        }
-    )
+    names = np.array([f"{Path(path).stem}:{name}" for name in trace.sequence_id.tolist()])
+    return replace(trace, sequence_id=names, source=str(path))
 
 
 def _named(trace: Trace) -> dict[str, Any]:
     origin = trace.meta.get("converted") or {"file": Path(trace.source).name, "sha256": trace.sha256}
-    return {"file": origin["file"], "sha256": origin["sha256"], "decode_rows": int((trace.phase == DECODE).sum())}
+    return {"file": origin["file"], "sha256": origin["sha256"], "decode_rows": len(trace.decode_rows)}
 
 
 def replaced(text: str, result: Mapping[str, Any]) -> str:
@@ -236,44 +207,58 @@ def replaced(text: str, result: Mapping[str, Any]) -> str:
 
 def tables(result: Mapping[str, Any]) -> str:
     """Both tables in Markdown."""
-    routing = result["routing"]
-    rows = [["", *routing]]
-    rows.append(["layers x experts, K", *(f"{r['layers']} x {r['experts']}, {r['top_k']}" for r in routing.values())])
-    rows.append(["decode rows / domains", *(f"{r['decode_rows']:,} / {r['domains']}" for r in routing.values())])
-    rows.append(["entropy of use (1: even)", *(_cell(r["entropy"]) for r in routing.values())])
-    rows.append(["top quarter of experts takes", *(_cell(r["top_quarter"]) for r in routing.values())])
-    for d in map(str, result["distances"]):
-        rows.append([f"reuse, {d} back", *(_cell(r["reuse"][d]) for r in routing.values())])
-    rows.append(["reuse at random (K / E)", *(_cell(r["top_k"] / r["experts"]) for r in routing.values())])
-    rows.append(["reuse by popularity alone", *(_cell(r["reuse_by_popularity"]) for r in routing.values())])
-    for w in map(str, result["windows"]):
-        pairs = ((r["distinct"][w], r["distinct_by_popularity"][w]) for r in routing.values())
-        rows.append([f"distinct in {w} rows (by popularity)", *(f"{_cell(a)} ({_cell(b)})" for a, b in pairs)])
-    for name in ("own", "pooled", "other"):
-        rows.append([f"recall by {name} table", *(_cell((r["tables"] or {}).get(name)) for r in routing.values())])
-    return _markdown(rows) + (f"\n{_training_table(result['trainings'])}" if result["trainings"] else "")
+    columns = [{"": name, **_column(found)} for name, found in result["routing"].items()]
+    return _markdown(columns) + (f"\n{_training_table(result['trainings'])}" if result["trainings"] else "")
+
+
+def _column(found: Mapping[str, Any]) -> dict[str, str]:
+    """One model's cells of the first table, by their rows' headings."""
+    spread = found["distinct_by_popularity"]
+    return {
+        "layers x experts, K": f"{found['layers']} x {found['experts']}, {found['top_k']}",
+        "decode rows / domains": f"{found['decode_rows']:,} / {found['domains']}",
+        "entropy of use (1: even)": _cell(found["entropy"]),
+        "top quarter of experts takes": _cell(found["top_quarter"]),
+        **{f"reuse, {d} back": _cell(value) for d, value in found["reuse"].items()},
+        "reuse at random (K / E)": _cell(found["top_k"] / found["experts"]),
+        "reuse by popularity alone": _cell(found["reuse_by_popularity"]),
+        **{
+            f"distinct in {w} rows (by popularity)": f"{_cell(value)} ({_cell(spread[w])})"
+            for w, value in found["distinct"].items()
+        },
+        **{f"recall by {name} table": _cell((found["tables"] or {}).get(name)) for name in ("own", "pooled", "other")},
+    }
 
 
 def _training_table(trainings: Sequence[Mapping[str, Any]]) -> str:
     """Trained models side by side."""
-    lines = [["trained as, with seed", *(f"{t['model']}, {t['seed']}" for t in trainings)]]
-    lines.append(["tokens / final loss", *(f"{t['tokens']:,} / {t['final_loss']:.3f}" for t in trainings)])
-    for key, what in _RECALLS.items():
-        lines.append([what, *(f"{np.mean(list(t[key].values())):.3f}" for t in trainings)])
-    for domain in trainings[0]["in_domain_recall"]:
-        pairs = [(t["in_domain_recall"][domain], t["cross_domain_recall"][domain]) for t in trainings]
-        lines.append([f"{domain}: own / other domains", *(f"{a:.3f} / {b:.3f}" for a, b in pairs)])
-    for key, what in (("entropy_bits", "entropy of a layer, bits"), ("adjacent_cosine", "adjacent-layer cosine")):
-        spread = [f"{t[key]['min']:.2f} / {t[key]['mean']:.2f} / {t[key]['max']:.2f}" for t in trainings]
-        lines.append([f"{what}: min / mean / max", *spread])
-    return _markdown(lines)
+    spreads = {"entropy_bits": "entropy of a layer, bits", "adjacent_cosine": "adjacent-layer cosine"}
+    return _markdown(
+        [
+            {
+                "trained as, with seed": f"{t['model']}, {t['seed']}",
+                "tokens / final loss": f"{t['tokens']:,} / {t['final_loss']:.3f}",
+                **{what: f"{np.mean(list(t[key].values())):.3f}" for key, what in _RECALLS.items()},
+                **{
+                    f"{domain}: own / other domains": f"{own:.3f} / {t['cross_domain_recall'][domain]:.3f}"
+                    for domain, own in t["in_domain_recall"].items()
+                },
+                **{
+                    f"{what}: min / mean / max": " / ".join(f"{t[key][part]:.2f}" for part in ("min", "mean", "max"))
+                    for key, what in spreads.items()
+                },
+            }
+            for t in trainings
+        ]
+    )
 
 
 def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _markdown(rows: list[list[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+def _markdown(columns: Sequence[Mapping[str, str]]) -> str:
+    """Cells by the headings of their rows, which the first column names; the first row is the table's head."""
+    head, *body = [[row, *(column[row] for column in columns)] for row in columns[0]]
+    lines = [head, ["---"] + ["---:"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

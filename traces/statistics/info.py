@@ -17,12 +17,10 @@ from traces.layer_numbers import listed
 from traces.plausibility import doubts
 from traces.statistics.routing import show_statistics
 from traces.statistics.separation import separation
+from traces.statistics.usage import entropy, expert_counts, reuse, shares
 from traces.trace import DECODE, PREFILL, Trace
 
 _OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
-
-# Rows compared at once when counting reuse.
-_BLOCK = 8192
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -33,12 +31,13 @@ def describe(trace: Trace) -> dict[str, Any]:
     experts that the previous decode token of its sequence took in the same layer, mean over layers.
     ``distinct_experts`` counts the (layer, expert) pairs used at least once.
     """
-    counts = expert_counts(trace)
+    counts = expert_counts(trace.experts, trace.n_experts)
     domains: dict[str, dict[str, int]] = {}
     for (domain, split), number in Counter(zip(trace.domain.tolist(), trace.split.tolist(), strict=True)).items():
         domains.setdefault(domain, {"profile": 0, "eval": 0})[split] = number
     lengths = np.diff(trace.offsets)
-    entropy = _entropy(counts)
+    # Of layers with any use. Adding 0 turns -0.0, the entropy of a single expert, into 0.0.
+    bits = entropy(shares(counts[counts.any(axis=1)])) + 0.0
     meta = trace.meta
     return {
         "file": trace.source,
@@ -61,7 +60,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "activations": int(counts.sum()),
         "none_ids": int(trace.experts.size - counts.sum()),
         "entropy_bits": {
-            "min": _number(entropy, np.min), "mean": _number(entropy, np.mean), "max": _number(entropy, np.max),
+            "min": _number(bits, np.min), "mean": _number(bits, np.mean), "max": _number(bits, np.max),
             "uniform": float(np.log2(trace.n_experts)),
         },
         "reused": _number(reuse(trace), np.mean),
@@ -71,39 +70,6 @@ def describe(trace: Trace) -> dict[str, Any]:
         "notes": list(meta.get("notes", [])),
         "doubts": doubts(trace),
     }  # fmt: skip
-
-
-def expert_counts(trace: Trace) -> np.ndarray:
-    """(L, E) int64: how many rows took each expert; -1 is not counted."""
-    layers = [np.bincount(ids[ids >= 0], minlength=trace.n_experts) for ids in np.moveaxis(trace.experts, 1, 0)]
-    return np.stack(layers)
-
-
-def reuse(trace: Trace) -> np.ndarray:
-    """(L,) share of decode activations whose expert the sequence's previous decode row took too; NaN for none."""
-    later = np.flatnonzero(
-        (trace.phase[1:] == DECODE) & (trace.phase[:-1] == DECODE) & (trace.sequence[1:] == trace.sequence[:-1])
-    )
-    found, used = np.zeros(trace.n_layers), np.zeros(trace.n_layers)
-    for start in range(0, len(later), _BLOCK):
-        rows = later[start : start + _BLOCK]
-        before, now = trace.experts[rows], trace.experts[rows + 1]
-        valid = now >= 0
-        again = np.zeros(now.shape, bool)
-        for slot in range(trace.top_k):
-            again |= now == before[:, :, slot : slot + 1]
-        found += (again & valid).sum(axis=(0, 2))
-        used += valid.sum(axis=(0, 2))
-    return np.divide(found, used, out=np.full(trace.n_layers, np.nan), where=used > 0)
-
-
-def _entropy(counts: np.ndarray) -> np.ndarray:
-    """(L,) bits of each layer's use of experts; NaN for a layer without any."""
-    total = counts.sum(axis=1, keepdims=True)
-    share = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
-    logs = np.log2(share, out=np.zeros(counts.shape), where=share > 0)
-    # Adding 0 turns -0.0, the entropy of a single expert, into 0.0.
-    return -(share * logs).sum(axis=1) + 0.0
 
 
 def _number(values: np.ndarray, reduce: Any) -> float | None:

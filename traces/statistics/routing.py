@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.table import Table
 from ground.text import as_is
 from traces.statistics.embedding_price import Keyed
 from traces.statistics.recall import NEIGHBOURS, recall, vote_recall
+from traces.statistics.usage import entropy, expert_counts, shares
 
 # What a small trained model must show before its traces stand in for those of a large one.
 LEAST_MARGIN = 0.10  # recall of a domain's own neighbours above the best other domain's, mean over domains
@@ -46,11 +48,10 @@ def statistics(
     """
     fewest = min(int((~domain.is_eval).sum()) for domain in domains.values())
     matrix: dict[str, dict[str, float]] = {one: {} for one in domains}
-    for number, one in enumerate(domains):
-        for place, other in enumerate(domains):
-            matrix[one][other] = _cross_recall(domains[one], domains[other], fewest, experts)
-            at((number * len(domains) + place + 1) / len(domains) ** 2)
-    shares = {name: _shares(domain.routes, experts) for name, domain in domains.items()}
+    for done, (one, other) in enumerate(product(domains, repeat=2), 1):
+        matrix[one][other] = _cross_recall(domains[one], domains[other], fewest, experts)
+        at(done / len(domains) ** 2)
+    used = {name: shares(expert_counts(domain.routes, experts)) for name, domain in domains.items()}
     return {
         "neighbours": NEIGHBOURS,
         "keys_a_domain": fewest,
@@ -58,19 +59,12 @@ def statistics(
         "neighbour_recall": matrix,
         "popularity_recall": {name: _popularity_recall(domain, experts) for name, domain in domains.items()},
         "previous_token_recall": {
-            name: float(
-                np.mean(
-                    [
-                        recall(previous[name][domain.is_eval, layer], domain.routes[domain.is_eval, layer])
-                        for layer in range(domain.routes.shape[1])
-                    ]
-                )
-            )
+            name: _layer_recall(previous[name][domain.is_eval], domain.routes[domain.is_eval])
             for name, domain in domains.items()
         },
         "adjacent_layer_cosine": _adjacent_cosine(list(domains.values())),
-        "entropy_bits": _entropy(np.mean(list(shares.values()), axis=0)).round(4).tolist(),
-        "domain_entropy_bits": {name: _entropy(share).round(4).tolist() for name, share in shares.items()},
+        "entropy_bits": entropy(np.mean(list(used.values()), axis=0)).round(4).tolist(),
+        "domain_entropy_bits": {name: entropy(share).round(4).tolist() for name, share in used.items()},
     }
 
 
@@ -88,70 +82,57 @@ def checks(result: Mapping[str, Any]) -> list[Check]:
 
 def show_statistics(result: Mapping[str, Any], console: Console) -> None:
     """Print the statistics for a person."""
-    domains = list(result["neighbour_recall"])
+    domains, tables = list(result["neighbour_recall"]), ("popularity_recall", "previous_token_recall")
     title = "recall of experts: rows of a domain (down) in profile rows of another (across)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("", *domains, "popularity", "previous token"):
         table.add_column(as_is(column), justify="right", overflow="fold")
     for one in domains:
-        cells = [f"{result['neighbour_recall'][one][other]:.3f}" for other in domains]
-        table.add_row(
-            as_is(one), *cells, *(f"{result[key][one]:.3f}" for key in ("popularity_recall", "previous_token_recall"))
-        )
+        values = [*(result["neighbour_recall"][one][other] for other in domains), *(result[key][one] for key in tables)]
+        table.add_row(as_is(one), *(f"{value:.3f}" for value in values))
     console.print(table)
     cosine = result["adjacent_layer_cosine"]
     if cosine:
         console.print(f"cosine of adjacent layers' router inputs: {min(cosine):.3f} to {max(cosine):.3f}")
-    entropy = result["entropy_bits"]
-    bits = f"{min(entropy):.2f} to {max(entropy):.2f} bits a layer"
-    console.print(f"entropy of use, decode rows of all domains alike: {bits}")
+    bits = result["entropy_bits"]
+    use = "entropy of use, decode rows of all domains alike"
+    console.print(f"{use}: {min(bits):.2f} to {max(bits):.2f} bits a layer")
 
 
 def show(result: Mapping[str, Any], console: Console) -> bool:
     """Print the statistics and the checks for a person; whether all checks passed."""
     show_statistics(result, console)
-    for check in checks(result):
+    required = checks(result)
+    for check in required:
         verdict = "pass" if check.passed else "FAIL"
         console.print(f"{verdict}: {check.what} {check.found:.3f}, needed {check.needed}")
-    return all(check.passed for check in checks(result))
+    return all(check.passed for check in required)
 
 
 def _cross_recall(one: Keyed, other: Keyed, keys: int, experts: int) -> float:
     """Recall of ``one``'s evaluation rows among the first ``keys`` profile rows of ``other``."""
     queries, profile = np.flatnonzero(one.is_eval), np.flatnonzero(~other.is_eval)[:keys]
-    return float(
-        np.mean(
-            [
-                vote_recall(
-                    other.states[profile, 1 + layer], other.routes[profile, layer],
-                    one.states[queries, 1 + layer], one.routes[queries, layer], experts,
-                )
-                for layer in range(one.routes.shape[1])
-            ]
+    recalls = [
+        vote_recall(
+            other.states[profile, 1 + layer], other.routes[profile, layer],
+            one.states[queries, 1 + layer], one.routes[queries, layer], experts,
         )
-    )  # fmt: skip
+        for layer in range(one.routes.shape[1])
+    ]  # fmt: skip
+    return float(np.mean(recalls))
 
 
 def _popularity_recall(domain: Keyed, experts: int) -> float:
     """Recall of always predicting the K experts that the domain's profile rows use most, a layer."""
-    top_k = domain.routes.shape[2]
-    popular = np.argsort(-_shares(domain.routes[~domain.is_eval], experts), axis=1, kind="stable")[:, :top_k]
     routes = domain.routes[domain.is_eval]
-    layers = range(routes.shape[1])
-    return float(
-        np.mean([recall(np.broadcast_to(popular[l], (len(routes), top_k)), routes[:, l]) for l in layers])  # noqa: E741
-    )
+    counts = expert_counts(domain.routes[~domain.is_eval], experts)
+    popular = np.argsort(-counts, axis=1, kind="stable")[:, : routes.shape[2]]
+    return _layer_recall(np.broadcast_to(popular, routes.shape), routes)
 
 
-def _shares(routes: np.ndarray, experts: int) -> np.ndarray:
-    """(L, E): each expert's share of a layer's activations."""
-    counts = np.stack([np.bincount(layer[layer >= 0], minlength=experts) for layer in routes.transpose(1, 0, 2)])
-    return counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-
-
-def _entropy(shares: np.ndarray) -> np.ndarray:
-    """Bits, along the last axis."""
-    return -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=-1)
+def _layer_recall(predicted: np.ndarray, routes: np.ndarray) -> float:
+    """`recall` of experts (n, L, K), mean over layers."""
+    return float(np.mean([recall(predicted[:, layer], routes[:, layer]) for layer in range(routes.shape[1])]))
 
 
 def _adjacent_cosine(domains: list[Keyed]) -> list[float]:

@@ -12,7 +12,8 @@ from traces.assemble import split_in_order
 from traces.convert.kinds import Given, convert_file
 from traces.layer_numbers import parse_layers
 from traces.plausibility import doubts
-from traces.statistics.info import describe, expert_counts
+from traces.statistics.info import describe
+from traces.statistics.usage import expert_counts
 from traces.trace import Trace
 
 
@@ -112,14 +113,14 @@ def test_filler_of_minus_one_in_unsigned_8_bits_is_dropped(k, serve):
     ids[:2] = np.arange(2 * k).reshape(2, 1, k)
     for dtype in (np.uint8, np.int16):
         trace = serve(ids.astype(dtype), n_experts=256)
-        assert trace.n_rows == 2 and expert_counts(trace)[0, 255] == 0
+        assert trace.n_rows == 2 and expert_counts(trace.experts, trace.n_experts)[0, 255] == 0
         assert "3 filler rows at the end of requests were dropped" in notes(trace)
 
 
 def test_expert_255_itself_is_kept(serve):
     """Seen in sgl-project/sglang#9499: filler of -1 in an unsigned 8-bit buffer reads as expert 255."""
     trace = serve(np.array([[[255, 1]], [[3, 255]]], np.uint8), n_experts=256)
-    assert expert_counts(trace)[0, 255] == 2
+    assert expert_counts(trace.experts, trace.n_experts)[0, 255] == 2
 
 
 def test_a_wrapped_minus_one_inside_a_route_is_refused(serve):
@@ -165,7 +166,7 @@ def test_rows_beyond_n_valid_are_not_counted(serve):
     """Seen in vllm-project/vllm#38128: padding of captured graphs and of data-parallel batches inflated counts."""
     ids = routes(16)
     trace = serve(ids, n_valid=np.int64(11))
-    assert trace.n_rows == 11 and expert_counts(trace).sum() == 11 * 2 * 2
+    assert trace.n_rows == 11 and expert_counts(trace.experts, trace.n_experts).sum() == 11 * 2 * 2
     with pytest.raises(InputError, match=r"'n_valid', request 0: 17, expected 1 to 16"):
         serve(ids, n_valid=np.int64(17))
 
