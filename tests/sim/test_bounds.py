@@ -17,7 +17,7 @@ from sim.run.prepared import replay
 from sim.run.scene import Scene, scene
 from sim.run.simpy_engine import Run
 from tests.sim.run.test_cache import BUNDLED, libcachesim_hits
-from tests.support.worlds import CHOICES, POLICIES, World, handmade, planned, run_of, worlds
+from tests.support.worlds import CHOICES, PLANS_TAKE_LONG, POLICIES, World, handmade, planned, run_of, worlds
 
 
 def fewest(calls: list[list[int]], sizes: dict[int, int], capacity: int) -> int:
@@ -153,7 +153,7 @@ def held_to_bounds(world: World, plan: Plan, log: Log) -> None:
 
 
 @given(planned())
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=PLANS_TAKE_LONG)
 def test_no_run_beats_the_bounds(case: tuple[World, str, Plan]) -> None:
     world, _, plan = case
     log = run_of(world, plan).log()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from ground.errors import InputError
@@ -212,6 +213,10 @@ def plan_of(draw: st.DrawFn, world: World) -> tuple[World, str, Plan]:
     plan = world.plan(name, values)
     roomy = world.with_room(plan)
     return roomy, name, plan if roomy is world else roomy.plan(name, values)
+
+
+PLANS_TAKE_LONG = [HealthCheck.too_slow]
+"""For tests that draw plans: some policies train first, and a busy machine is no fault."""
 
 
 @st.composite

@@ -28,7 +28,18 @@ from sim.run.slots import ExpertCache
 from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
 from tests.support.strategies import make_trace
-from tests.support.worlds import MS, World, arbitrary_plan, coarse, handmade, planned, toy_meta, undemanding, worlds
+from tests.support.worlds import (
+    MS,
+    PLANS_TAKE_LONG,
+    World,
+    arbitrary_plan,
+    coarse,
+    handmade,
+    planned,
+    toy_meta,
+    undemanding,
+    worlds,
+)
 from traces.models.known import model_spec
 from traces.trace import Trace
 
@@ -52,7 +63,7 @@ def assert_same(reference: Log, compiled: Log) -> None:
 # -- the same integers -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=350)
+@settings(max_examples=350, suppress_health_check=PLANS_TAKE_LONG)
 @given(planned(), st.sampled_from([0, 1, 3, 30_000]), st.sampled_from([0, 1, 2, 20_000]), st.integers(0, 3))
 def test_any_plan_gives_the_integers_of_the_reference(
     given: tuple[World, str, Plan], launch_ns: int, alone_ns: int, apart: int

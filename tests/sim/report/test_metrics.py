@@ -16,7 +16,17 @@ from sim.run.simpy_engine import Run
 from sim.workload import Workload, batched, workload
 from tests.sim.run.test_cache import CYC
 from tests.support.strategies import make_trace
-from tests.support.worlds import MS, REPORT_FIELDS, World, handmade, planned, run_of, toy_machine, toy_model
+from tests.support.worlds import (
+    MS,
+    PLANS_TAKE_LONG,
+    REPORT_FIELDS,
+    World,
+    handmade,
+    planned,
+    run_of,
+    toy_machine,
+    toy_model,
+)
 
 SIZE = 1_000_000
 GBPS = SIZE / (10 * MS)  # bytes a nanosecond of the handmade link: 1 MB in 10 ms
@@ -205,7 +215,7 @@ def test_prefill_streams_each_expert_once_and_token_by_token_reloads() -> None:
 
 
 @given(planned())
-@settings(max_examples=80)
+@settings(max_examples=80, suppress_health_check=PLANS_TAKE_LONG)
 def test_a_report_is_the_log_in_other_words(case: tuple[World, str, Plan]) -> None:
     world, name, plan = case
     log = run_of(world, plan).log()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from sim.plan import Plan
 from sim.report.timeline import timeline
 from sim.run.simpy_engine import Run
-from tests.support.worlds import MS, World, digest, handmade, planned, run_of
+from tests.support.worlds import MS, PLANS_TAKE_LONG, World, digest, handmade, planned, run_of
 
 TRACKS = {"steps": 1, "GPU compute": 2, "GPU stall": 3, "link (host to GPU)": 4, "requests": 5, "evictions": 6}
 
@@ -52,7 +52,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
 
 
 @given(planned())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, *PLANS_TAKE_LONG])
 def test_slices_of_a_track_do_not_overlap_and_watching_changes_nothing(
     tmp_path: Path, case: tuple[World, str, Plan]
 ) -> None:

@@ -13,7 +13,7 @@ from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_
 from sim.plan import Plan
 from sim.run.slots import ABSENT, LOADING
 from sim.workload import Workload, batched, workload
-from tests.support.worlds import Event, Witness, World, digest, plan_of, planned, run_of, worlds
+from tests.support.worlds import PLANS_TAKE_LONG, Event, Witness, World, digest, plan_of, planned, run_of, worlds
 
 BOTH = (PREFILL, DECODE)
 
@@ -295,7 +295,7 @@ def two_runs_are_equal_and_watching_changes_nothing(run: Watched) -> None:
 
 
 @given(planned())
-@settings(max_examples=250)
+@settings(max_examples=250, suppress_health_check=PLANS_TAKE_LONG)
 def test_what_must_hold_in_every_run_does(case: tuple[World, str, Plan]) -> None:
     """All of the above of each run: which one does not hold is the last function of the traceback."""
     world, _, plan = case
@@ -310,7 +310,7 @@ RANK_AWARE = ("cache-moe", "oracle")
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=100, suppress_health_check=PLANS_TAKE_LONG)
 def test_order_within_a_route_does_not_matter(data: st.DataObject) -> None:
     world, name, _ = plan_of(data.draw, data.draw(worlds()))
     assume(name not in RANK_AWARE)
