@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from realrun.device.devices import Event
+from realrun.device.cuda_graph import recorded
+from realrun.device.devices import Device, Event
 from realrun.device.faults import RunError
 from realrun.device.torch_device import the_torch
 
@@ -39,7 +40,7 @@ class _CudaStream:
             self._torch.cuda._sleep(int(seconds * 1.8e9))  # cycles of a clock of about that rate
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """An NVIDIA GPU. The copying stream has the higher priority: its kernels-free work must never queue."""
 
     memory = "GPU memory"
@@ -49,16 +50,12 @@ class CudaDevice:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self.compute = _CudaStream(self.torch_device)
-        self.copies = _CudaStream(self.torch_device, priority=-1)
+        model = torch.cuda.get_device_name(self.torch_device)
+        self.name = f"{model}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+        self.compute: _CudaStream = _CudaStream(self.torch_device)
+        self.copies: _CudaStream = _CudaStream(self.torch_device, priority=-1)
         self.aside = _CudaStream(self.torch_device)
         self._to_device = _driver_copy(self.torch_device)
-
-    @property
-    def name(self) -> str:
-        """Name of the GPU, and of the software."""
-        torch = self._torch
-        return f"{torch.cuda.get_device_name(self.torch_device)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -69,31 +66,25 @@ class CudaDevice:
     def copy(self, target: "torch.Tensor", source: "torch.Tensor", begin: int = 0, end: int | None = None) -> None:
         """Asynchronous where the source is pinned; by the driver itself, since torch takes several times as long."""
         stop = source.nbytes if end is None else end
-        if self._to_device is not None:
-            stream = self.copies.stream.cuda_stream
-            failed = self._to_device(target.data_ptr() + begin, source.data_ptr() + begin, stop - begin, stream)
-            if failed:
-                raise RunError(f"copy of {stop - begin:,} bytes to {self.torch_device}: CUDA error {failed}")
+        if self._to_device is None:
+            flat = self._torch.uint8
+            with self._torch.cuda.stream(self.copies.stream):
+                target.view(flat)[begin:stop].copy_(source.view(flat)[begin:stop], non_blocking=True)
             return
-        flat = self._torch.uint8
-        with self._torch.cuda.stream(self.copies.stream):
-            target.view(flat)[begin:stop].copy_(source.view(flat)[begin:stop], non_blocking=True)
+        stream = self.copies.stream.cuda_stream
+        if failed := self._to_device(target.data_ptr() + begin, source.data_ptr() + begin, stop - begin, stream):
+            raise RunError(f"copy of {stop - begin:,} bytes to {self.torch_device}: CUDA error {failed}")
 
     def between(self, first: Any, last: Any) -> int:
         """From the events' own clock, half a microsecond fine."""
         return max(0, round(first.elapsed_time(last) * 1e6))
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], None]:
-        """A CUDA graph, captured after two plain runs in which libraries allocate what they need."""
-        torch = self._torch
+        """A CUDA graph, which does not keep ``work`` alive."""
         self.synchronize()
-        for _ in range(2):
-            work()
-        self.synchronize()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=self.compute.stream, capture_error_mode="thread_local"):
-            work()
-        return captured.replay
+        graph, _ = recorded(work, self.compute.stream)
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def small(self, *shape: int) -> "torch.Tensor":
         """Pinned."""

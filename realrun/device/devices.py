@@ -47,22 +47,13 @@ class Device(Protocol):
     torch_device: "torch.device"
     memory: str
     """What its memory is called."""
-
-    @property
-    def compute(self) -> Stream:
-        """The stream that computes."""
-
-    @property
-    def copies(self) -> Stream:
-        """The stream that copies experts."""
-
-    @property
-    def aside(self) -> Stream:
-        """The stream of predictions that run beside the step."""
-
-    @property
-    def name(self) -> str:
-        """What it is, for a report."""
+    name: str
+    """What it is, for a report."""
+    compute: Stream
+    copies: Stream
+    """Of experts."""
+    aside: Stream
+    """Of predictions that run beside the step."""
 
     def running(self) -> Any:
         """A context in which the compute stream is the current one; every launch belongs inside."""

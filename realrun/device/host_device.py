@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from realrun.device.devices import Event
+from realrun.device.devices import Device, Event
 from realrun.device.host_memory import free_host_bytes
 from realrun.device.torch_device import the_torch
 
@@ -77,21 +77,16 @@ class _Thread:
         self._thread.join()
 
 
-class HostDevice:
+class HostDevice(Device):
     """The CPU as a device: what would be device memory is ordinary memory, and every copy moves real bytes."""
 
     memory = "host memory"
 
     def __init__(self) -> None:
         self.torch_device = the_torch().device("cpu")
-        self.compute = _Thread("compute")
-        self.copies = _Thread("copies")
-        self.aside = _Thread("aside")
-
-    @property
-    def name(self) -> str:
-        """That it is a CPU, and the software."""
-        return f"CPU, torch {the_torch().__version__}"
+        self.name = f"CPU, torch {the_torch().__version__}"
+        self.compute, self.copies, self.aside = _Thread("compute"), _Thread("copies"), _Thread("aside")
+        self._streams = (self.compute, self.copies, self.aside)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -115,8 +110,7 @@ class HostDevice:
 
     def small(self, *shape: int) -> "torch.Tensor":
         """Plain."""
-        torch = the_torch()
-        return torch.zeros(*shape, dtype=torch.int64)
+        return the_torch().zeros(*shape, dtype=the_torch().int64)
 
     def pin(self, address: int, size: int) -> None:
         """All memory is alike."""
@@ -135,7 +129,7 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Wait for all three threads."""
-        for stream in (self.compute, self.copies, self.aside):
+        for stream in self._streams:
             event: Any = stream.record()
             event.wait()
         self._check()
@@ -147,10 +141,10 @@ class HostDevice:
 
     def close(self) -> None:
         """End the threads."""
-        for stream in (self.compute, self.copies, self.aside):
+        for stream in self._streams:
             stream.close()
 
     def _check(self) -> None:
-        for stream in (self.compute, self.copies, self.aside):
+        for stream in self._streams:
             if stream.failed is not None:
                 raise stream.failed
