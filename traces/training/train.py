@@ -12,7 +12,8 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from ground.plots import new_figure, save_png
 from ground.progress import Watch
 from ground.text import first_words
 from traces.capture.corpora import TURNS, DomainText, documents, read_domain
-from traces.capture.routers import RoutedLayer, routed_layers
+from traces.capture.routers import routed_layers
+from traces.statistics.usage import entropy
 from traces.training.upcycle import TOPOLOGIES, Topology, upcycle
 
 if TYPE_CHECKING:
@@ -95,13 +97,13 @@ def train(
     model = upcycle(dense, TOPOLOGIES[topology], options.redrawn, options.seed)
     blocks = {text.domain: pack(tokenizer, text, options.length, options.seed) for text in texts}
     del dense
-    record = fit(model, blocks, options, device)
+    trained = fit(model, blocks, options, device)
     record = {
-        "what": _what(TOPOLOGIES[topology], path.stem, record, domains),
+        "what": _what(TOPOLOGIES[topology], path.stem, trained, domains),
         "topology": asdict(TOPOLOGIES[topology]),
         "base": {"name": path.stem, "sha256": sha256},
         "data": {text.domain: _sources(text, blocks[text.domain]) for text in texts},
-        **record,
+        **trained,
     }
     save(model, tokenizer, record, Path(output))
     return record
@@ -128,38 +130,33 @@ def pack(tokenizer: Any, text: DomainText, length: int, seed: int) -> np.ndarray
 
     Raises InputError if the text does not fill one block.
     """
-    order = np.random.default_rng(seed).permutation(len(text.train))
-    rows = [text.train[index] for index in order]
-    end = tokenizer.eos_token_id
+    rows = [text.train[index] for index in np.random.default_rng(seed).permutation(len(text.train))]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream: list[int] = []
     for ids in tokenizer(list(documents(rows, TURNS.get(text.domain, 1))), add_special_tokens=False)["input_ids"]:
-        stream.extend(ids)
-        stream.extend([] if end is None else [end])
+        stream += [*ids, *end]
     count = len(stream) // length
     if not count:
         raise InputError(f"domain {text.domain}: {len(stream)} training tokens do not fill one block of {length}")
     return np.array(stream[: count * length], np.int32).reshape(count, length)
 
 
-class Mixture:
-    """Endless seeded batches: a domain is drawn by the square root of its size, its blocks come in shuffled rounds."""
+def batches(blocks: Mapping[str, np.ndarray], size: int, seed: int) -> Iterator[np.ndarray]:
+    """Endless seeded batches of token ids (size, length).
 
-    def __init__(self, blocks: Mapping[str, np.ndarray], seed: int) -> None:
-        self._blocks = list(blocks.values())
-        weights = np.sqrt([len(array) for array in self._blocks])
-        self._weights = weights / weights.sum()
-        self._random = np.random.default_rng([seed, 1])
-        self._queues: list[list[int]] = [[] for _ in self._blocks]
-
-    def batch(self, size: int) -> np.ndarray:
-        """Token ids (size, length)."""
-        return np.stack([self._next(int(i)) for i in self._random.choice(len(self._blocks), size, p=self._weights)])
-
-    def _next(self, domain: int) -> np.ndarray:
-        if not self._queues[domain]:
-            self._queues[domain] = self._random.permutation(len(self._blocks[domain])).tolist()
-        block: np.ndarray = self._blocks[domain][self._queues[domain].pop()]
-        return block
+    A domain is drawn by the square root of its size, its blocks come in shuffled rounds.
+    """
+    arrays = list(blocks.values())
+    weights = np.sqrt([len(array) for array in arrays])
+    random = np.random.default_rng([seed, 1])
+    queues: list[list[int]] = [[] for _ in arrays]
+    while True:
+        rows = []
+        for domain in random.choice(len(arrays), size, p=weights / weights.sum()):
+            if not queues[domain]:
+                queues[domain] = random.permutation(len(arrays[domain])).tolist()
+            rows.append(arrays[domain][queues[domain].pop()])
+        yield np.stack(rows)
 
 
 def balance_loss(logits: "torch.Tensor", uses: "torch.Tensor") -> "torch.Tensor":
@@ -180,27 +177,6 @@ def expert_uses(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
     return (ids.reshape(-1, 1) == torch.arange(experts, device=ids.device)).float().sum(dim=0) / len(ids)
 
 
-class _Routers:
-    """Logits (with their gradient) and ids of each router in the last forward pass; a context manager."""
-
-    def __init__(self, layers: Sequence[RoutedLayer]) -> None:
-        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._layers = layers
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> "_Routers":
-        def keep(module: Any, inputs: Any, output: Any) -> None:
-            logits, _, ids = output
-            self.calls.append((logits, ids))
-
-        self._handles = [routed.router.register_forward_hook(keep) for routed in self._layers]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
 def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, device: str = "auto") -> dict[str, Any]:
     """Train ``model`` in place on ``blocks`` and return the record of the training; the model ends in eval mode."""
     import torch
@@ -214,16 +190,19 @@ def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, 
     optimiser = torch.optim.AdamW(
         masters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay, fused=device == "cuda"
     )
-    layers = routed_layers(model)
-    mixture = Mixture(blocks, options.seed)
+    drawn = batches(blocks, options.batch, options.seed)
     curve: list[dict[str, float]] = []
     uses = np.zeros(())
+    calls: list[Any] = []
     started, tokens, fraction = time.monotonic(), 0, 0.0
-    with Watch("training") as watch, _Routers(layers) as routers:
+    with Watch("training") as watch, ExitStack() as hooks:
+        for routed in routed_layers(model):
+            hooks.enter_context(routed.router.register_forward_hook(lambda *call: calls.append(call[-1])))
         while fraction < 1:
             rate = options.learning_rate_at(fraction)
-            ids = torch.as_tensor(mixture.batch(options.batch), dtype=torch.long, device=device)
-            loss, balance, used = _step(model, ids, routers, options, optimiser, parameters, masters, rate)
+            optimiser.param_groups[0]["lr"] = rate
+            ids = torch.as_tensor(next(drawn), dtype=torch.long, device=device)
+            loss, balance, used = _step(model, ids, calls, optimiser, parameters, options)
             tokens += ids.numel()
             seconds = time.monotonic() - started
             fraction = options.spent(seconds, tokens)
@@ -246,29 +225,27 @@ def set_precision(model: Any, precision: "torch.dtype") -> Any:
 
 
 def _step(
-    model: Any,
-    ids: "torch.Tensor",
-    routers: _Routers,
+    model: Any, ids: "torch.Tensor", calls: list[Any], optimiser: Any, parameters: "list[torch.Tensor]",
     options: TrainingOptions,
-    optimiser: Any,
-    parameters: "list[torch.Tensor]",
-    masters: "list[torch.Tensor]",
-    rate: float,
 ) -> tuple[float, float, np.ndarray]:
-    """One optimiser step: language-model loss in nats a token, mean balance loss of a layer, uses (L, E) of experts."""
+    """One optimiser step: language-model loss in nats a token, mean balance loss of a layer, uses (L, E) of experts.
+
+    ``calls`` receives what each router gave: logits (with their gradient), weights and ids. ``optimiser`` holds the
+    float32 masters of ``parameters``.
+    """  # fmt: skip
     import torch
 
-    routers.calls.clear()
+    calls.clear()
+    (group,) = optimiser.param_groups
+    masters = group["params"]
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    uses = [expert_uses(chosen, logits.shape[-1]) for logits, chosen in routers.calls]
-    balance = torch.stack([balance_loss(call[0], used) for call, used in zip(routers.calls, uses, strict=True)]).mean()
+    uses = [expert_uses(chosen, logits.shape[-1]) for logits, _, chosen in calls]
+    balance = torch.stack([balance_loss(call[0], used) for call, used in zip(calls, uses, strict=True)]).mean()
     (loss + options.balance * balance).backward()
     for master, parameter in zip(masters, parameters, strict=True):
         master.grad = None if parameter.grad is None else parameter.grad.float()
         parameter.grad = None
     torch.nn.utils.clip_grad_norm_(masters, 1.0)
-    for group in optimiser.param_groups:
-        group["lr"] = rate
     optimiser.step()
     with torch.no_grad():
         torch._foreach_copy_(parameters, masters)
@@ -285,11 +262,13 @@ def _record(
     import torch
     import transformers
 
-    shares = uses / uses.sum(axis=1, keepdims=True)
-    entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1)
     tokens = int(curve[-1]["tokens"])
     tail = curve[-max(1, len(curve) // 50) :]
-    chunks = np.array_split(np.arange(len(curve)), min(200, len(curve)))
+    chunks = np.array_split(np.array(curve, object), min(200, len(curve)))
+
+    def mean(points: Iterable[dict[str, float]], name: str, digits: int = 4) -> float:
+        return round(float(np.mean([point[name] for point in points])), digits)
+
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "training": {
@@ -299,15 +278,13 @@ def _record(
             "seconds": round(seconds, 1),
             "tokens_per_s": round(tokens / seconds, 1),
             "first_loss": round(curve[0]["loss"], 4),
-            "final_loss": round(float(np.mean([point["loss"] for point in tail])), 4),
-            "final_balance": round(float(np.mean([point["balance"] for point in tail])), 4),
+            "final_loss": mean(tail, "loss"),
+            "final_balance": mean(tail, "balance"),
             "optimiser": "AdamW, betas 0.9 0.95, float32 masters, gradient norm at most 1",
             "precision": str(model.dtype).removeprefix("torch."),
         },
-        "entropy_bits": entropy.round(4).tolist(),
-        "curve": [
-            {name: round(float(np.mean([curve[i][name] for i in chunk])), 6) for name in curve[0]} for chunk in chunks
-        ],
+        "entropy_bits": entropy(uses / uses.sum(axis=1, keepdims=True)).round(4).tolist(),
+        "curve": [{name: mean(chunk, name, 6) for name in curve[0]} for chunk in chunks],
         "software": {
             "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
         },
@@ -339,12 +316,8 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     most = math.log2(record["topology"]["experts"])
     right.axhline(most, color="#888888", linewidth=0.8)
     right.annotate("all experts alike", (0, most), (0, 3), textcoords="offset points", fontsize=8)
-    right.set(
-        ylim=(0, 1.12 * most),
-        xlabel="layer",
-        ylabel="entropy of its experts, bits",
-        title="use of experts at the end of training",
-    )
+    right.set(ylim=(0, 1.12 * most), xlabel="layer", ylabel="entropy of its experts, bits")
+    right.set_title("use of experts at the end of training")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     save_png(figure, path, dpi=120)

@@ -7,7 +7,9 @@ in for the dense MLP. What families name differently is one table; the rest is c
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
@@ -40,16 +42,14 @@ def _released(name: str, width: float = 1.0, shared: float = 0.0) -> Topology:
     return Topology(name, RELEASED[name]["model_type"], spec.layers, spec.experts, spec.top_k, width, shared)
 
 
-TOPOLOGIES = {
-    topology.name: topology
-    for topology in (
-        _released("mixtral-8x7b"),
-        _released("phi-3.5-moe", width=1 / 2),
-        # The shared expert is four routed ones wide, as in the published model.
-        _released("qwen1.5-moe-a2.7b", width=1 / 8, shared=1 / 2),
-        _released("qwen3-30b-a3b", width=1 / 12),
-    )
-}
+_RELEASED = (
+    _released("mixtral-8x7b"),
+    _released("phi-3.5-moe", width=1 / 2),
+    # The shared expert is four routed ones wide, as in the published model.
+    _released("qwen1.5-moe-a2.7b", width=1 / 8, shared=1 / 2),
+    _released("qwen3-30b-a3b", width=1 / 12),
+)
+TOPOLOGIES = {topology.name: topology for topology in _RELEASED}
 
 
 def source_layers(target: int, source: int) -> list[int]:
@@ -62,11 +62,7 @@ def source_layers(target: int, source: int) -> list[int]:
 
 
 def expert_weights(
-    weight: "torch.Tensor",
-    neurons: "torch.Tensor",
-    redrawn: "torch.Tensor",
-    axis: int,
-    generator: "torch.Generator",
+    weight: "torch.Tensor", neurons: "torch.Tensor", redrawn: "torch.Tensor", axis: int, generator: "torch.Generator"
 ) -> "torch.Tensor":
     """Copies of one MLP matrix, an expert each, of the neurons that it holds, the redrawn ones' weights drawn anew.
 
@@ -127,27 +123,22 @@ def _look(base: "PreTrainedModel") -> "list[_Seen]":
     """Run random tokens (the same every time) through the dense model; what each layer did."""
     import torch
 
-    found: dict[str, list[torch.Tensor]] = {"mlp": [], "q_proj": [], "k_proj": []}
-    handles = []
+    inputs: list[torch.Tensor] = []
+    queries: list[float] = []
+    keys: list[float] = []
+
+    def size(found: list[float], module: Any, given: Any, output: "torch.Tensor") -> None:
+        found.append(output.square().mean().sqrt().item())
+
     dense: Any = base.model
-    for layer in dense.layers:
-        parts = {"mlp": layer.mlp, "q_proj": layer.self_attn.q_proj, "k_proj": layer.self_attn.k_proj}
-        for name, module in parts.items():
-
-            def keep(module: Any, inputs: Any, output: Any, name: str = name) -> None:
-                found[name].append(inputs[0] if name == "mlp" else output)
-
-            handles.append(module.register_forward_hook(keep))
     ids = torch.randint(base.config.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
-    try:
+    with ExitStack() as hooks:
+        for layer in dense.layers:
+            hooks.enter_context(layer.mlp.register_forward_hook(lambda *call: inputs.append(call[1][0].flatten(0, 1))))
+            hooks.enter_context(layer.self_attn.q_proj.register_forward_hook(partial(size, queries)))
+            hooks.enter_context(layer.self_attn.k_proj.register_forward_hook(partial(size, keys)))
         dense(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [
-        _Seen(inputs.flatten(0, 1), queries.square().mean().sqrt().item(), keys.square().mean().sqrt().item())
-        for inputs, queries, keys in zip(*found.values(), strict=True)
-    ]
+    return [_Seen(*seen) for seen in zip(inputs, queries, keys, strict=True)]
 
 
 def _take_over(
@@ -236,9 +227,8 @@ def _empty(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
     mlp = shared["intermediate_size"]
     own = _FAMILIES[topology.family](topology, round(topology.width * mlp), round(topology.shared * mlp))
     sizes = {"num_hidden_layers": topology.layers, "num_experts_per_tok": topology.top_k}
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(topology.family, **shared | sizes | own)
-    )
+    config = AutoConfig.for_model(topology.family, **shared | sizes | own)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 

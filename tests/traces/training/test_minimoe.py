@@ -17,7 +17,7 @@ from traces.capture.corpora import DomainText, TextRow
 from traces.capture.routers import routed_layers
 from traces.trace import Trace
 from traces.training import train as minimoe
-from traces.training.train import Mixture, TrainingOptions, balance_loss, expert_uses, fit, load_base, pack, train
+from traces.training.train import TrainingOptions, balance_loss, batches, expert_uses, fit, load_base, pack, train
 from traces.training.upcycle import TOPOLOGIES, Topology, expert_weights, source_layers, upcycle
 
 SMALL = Topology("small", "mixtral", 4, 4, 2)
@@ -174,13 +174,13 @@ def test_the_learning_rate_warms_up_and_falls():
 
 def test_larger_domains_are_drawn_more_often_but_less_than_their_size():
     sizes = {"small": np.zeros((10, 4), np.int32), "large": np.ones((90, 4), np.int32)}
-    share = Mixture(sizes, 0).batch(4000)[:, 0].mean()
+    share = next(batches(sizes, 4000, 0))[:, 0].mean()
     assert share == pytest.approx(0.75, abs=0.03)  # 3 to 1 for 9 to 1
 
 
 def test_every_block_of_a_round_is_seen_once():
-    mixture = Mixture({"law": np.arange(12, dtype=np.int32).reshape(12, 1)}, 0)
-    assert sorted(mixture.batch(12)[:, 0].tolist()) == list(range(12))
+    rounds = batches({"law": np.arange(12, dtype=np.int32).reshape(12, 1)}, 12, 0)
+    assert sorted(next(rounds)[:, 0].tolist()) == list(range(12))
 
 
 def test_documents_are_packed_with_an_end_between():
