@@ -5,6 +5,7 @@ defaults are not trusted for sizes: a size that the file does not state is an er
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ground.errors import InputError
@@ -84,29 +85,25 @@ def read_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         raise fields.fail("model_type", f"one of {', '.join(READERS)}")
     spec = READERS[model_type](fields)
     if spec["top_k"] > spec["experts"]:
-        raise InputError(
-            f"{name}: {spec['top_k']} experts a token of {spec['experts']}; expected at most {spec['experts']}"
-        )
+        most = spec["experts"]
+        raise InputError(f"{name}: {spec['top_k']} experts a token of {most}; expected at most {most}")
     if not spec["moe_layers"]:
         raise InputError(f"{name}: no layer of the {spec['layers']} is routed; expected a Mixture-of-Experts model")
     matrices = spec.get("expert_matrices", 3)
-    widths = _stored_bytes(fields, matrices * spec["hidden"] * spec["expert_ffn"])
+    expert, weight, embedding = _stored_bytes(fields, matrices * spec["hidden"] * spec["expert_ffn"])
     return ModelSpec(
-        **{
-            "name": name,
-            "vocab": fields.integer("vocab_size"),
-            "tied": fields.flag("tie_word_embeddings", model_type == "switch_transformers"),
-            "windows": (0,) * spec["layers"],
-            "expert_bytes": (widths["expert"],) * len(spec["moe_layers"]),
-            "weight_bytes": widths["weight"],
-            "embedding_bytes": widths["embedding"],
-            "source": str(config.get("_source", "")),
-            **spec,
-        }
+        name=name,
+        vocab=fields.integer("vocab_size"),
+        tied=fields.flag("tie_word_embeddings", model_type == "switch_transformers"),
+        expert_bytes=(expert,) * len(spec["moe_layers"]),
+        weight_bytes=weight,
+        embedding_bytes=embedding,
+        source=str(config.get("_source", "")),
+        **({"windows": (0,) * spec["layers"]} | spec),
     )
 
 
-def _stored_bytes(fields: Fields, expert_parameters: int) -> dict[str, int]:
+def _stored_bytes(fields: Fields, expert_parameters: int) -> tuple[int, int, int]:
     """Bytes of one expert, of a weight elsewhere, and of a weight of embedding and routers, as stored.
 
     fp8: one byte a weight in every linear layer; its block scales (0.02 %) are left out. mxfp4: 4 bits a weight and one
@@ -120,11 +117,11 @@ def _stored_bytes(fields: Fields, expert_parameters: int) -> dict[str, int]:
     quantised = fields.config.get("quantization_config") or {}
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
     if not quantised:
-        return {"expert": plain * expert_parameters, "weight": plain, "embedding": plain}
+        return plain * expert_parameters, plain, plain
     if method == "fp8":
-        return {"expert": expert_parameters, "weight": 1, "embedding": plain}
+        return expert_parameters, 1, plain
     if method == "mxfp4":
-        return {"expert": -(-expert_parameters * 17 // 32), "weight": plain, "embedding": plain}
+        return -(-expert_parameters * 17 // 32), plain, plain
     raise InputError(f'{fields.name}: quantization_config.quant_method is {method!r}; expected "fp8", "mxfp4" or none')
 
 
@@ -163,10 +160,7 @@ def _routed(fields: Fields, layers: int, rule: Callable[[int], bool]) -> dict[st
     if kinds and not {"dense", "sparse"}.issuperset(kinds):
         raise fields.fail("mlp_layer_types", "dense or sparse for each layer")
     routed = tuple(n for n in range(layers) if (kinds[n] == "sparse" if kinds else rule(n)))
-    return {
-        "moe_layers": routed,
-        "dense_ffn": fields.integer("intermediate_size") if len(routed) < layers else 0,
-    }
+    return {"moe_layers": routed, "dense_ffn": fields.integer("intermediate_size") if len(routed) < layers else 0}
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
@@ -187,16 +181,12 @@ def _qwen(fields: Fields) -> dict[str, Any]:
     spec = _trunk(fields)
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.layer_numbers("mlp_only_layers", spec["layers"]) or ()
-    routed = _routed(fields, spec["layers"], lambda n: n not in dense and (n + 1) % step == 0)
-    return (
-        spec
-        | routed
-        | {
-            "experts": fields.integer("num_experts", "num_local_experts"),
-            "expert_ffn": fields.integer("moe_intermediate_size"),
-            "attention": _grouped(fields, spec["hidden"]),
-        }
-    )
+    spec |= _routed(fields, spec["layers"], lambda n: n not in dense and (n + 1) % step == 0)
+    return spec | {
+        "experts": fields.integer("num_experts", "num_local_experts"),
+        "expert_ffn": fields.integer("moe_intermediate_size"),
+        "attention": _grouped(fields, spec["hidden"]),
+    }
 
 
 def _qwen2(fields: Fields) -> dict[str, Any]:
@@ -211,31 +201,14 @@ def _deepseek(
     if fields.config.get("mlp_layer_types") is None:
         first = fields.integer("first_k_dense_replace", least=0, default=first)
     step = fields.integer("moe_layer_freq", default=1)
-    routed = _routed(fields, spec["layers"], lambda n: n >= (first or 0) and n % step == 0)
+    spec |= _routed(fields, spec["layers"], lambda n: n >= (first or 0) and n % step == 0)
     width = fields.integer("moe_intermediate_size")
-    return (
-        spec
-        | routed
-        | {
-            "experts": fields.integer("n_routed_experts", "num_local_experts", "num_experts"),
-            "expert_ffn": width,
-            "shared_ffn": fields.integer("n_shared_experts", "num_shared_experts", least=0, default=0) * width,
-            "attention": attention(fields, spec["hidden"]),
-        }
-    )
-
-
-def _deepseek_moe(fields: Fields) -> dict[str, Any]:
-    """DeepSeek's layers with ordinary attention: the first DeepSeek-MoE, GLM-4-MoE, dots.1, EXAONE-MoE."""
-    return _deepseek(fields, _grouped)
-
-
-def _solar(fields: Fields) -> dict[str, Any]:
-    return _deepseek(fields, _grouped, first=0)  # transformers' class has no field for it: all layers are routed
-
-
-def _glm_lite(fields: Fields) -> dict[str, Any]:
-    return _deepseek(fields, first=1)  # transformers' class lists the layers instead, by default all but the first
+    return spec | {
+        "experts": fields.integer("n_routed_experts", "num_local_experts", "num_experts"),
+        "expert_ffn": width,
+        "shared_ffn": fields.integer("n_shared_experts", "num_shared_experts", least=0, default=0) * width,
+        "attention": attention(fields, spec["hidden"]),
+    }
 
 
 def _granite_shared(fields: Fields) -> dict[str, Any]:
@@ -276,7 +249,7 @@ def _switch(fields: Fields) -> dict[str, Any]:
     """Encoder, then decoder; in each stack layer 1 and every ``step``-th after it is routed, top-1."""
     encoder = fields.integer("num_layers", most=MOST_LAYERS)
     decoder = fields.integer("num_decoder_layers", "num_layers", most=MOST_LAYERS)
-    hidden = fields.integer("d_model")
+    hidden, heads = fields.integer("d_model"), fields.integer("num_heads")
 
     def routed(layers: int, key: str) -> list[int]:
         sparse = fields.integer(key, least=0)
@@ -294,36 +267,28 @@ def _switch(fields: Fields) -> dict[str, Any]:
         "expert_ffn": fields.integer("d_ff"),
         "dense_ffn": fields.integer("d_ff"),
         "expert_matrices": 2,
-        "attention": Attention.grouped(
-            hidden, fields.integer("num_heads"), fields.integer("num_heads"), fields.integer("d_kv")
-        ),
+        "attention": Attention.grouped(hidden, heads, heads, fields.integer("d_kv")),
         "encoder_layers": encoder,
         "cross_attention": True,
     }
 
 
+# Read as DeepSeek's, with ordinary attention: the first DeepSeek-MoE, GLM-4-MoE, dots.1, EXAONE-MoE.
+_deepseek_moe = partial(_deepseek, attention=_grouped)
+
 READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
-    "mixtral": _mixtral,
-    "phimoe": _mixtral,
-    "olmoe": _mixtral,
-    "flex_olmo": _mixtral,
-    "granitemoe": _mixtral,
+    **dict.fromkeys(("mixtral", "phimoe", "olmoe", "flex_olmo", "granitemoe"), _mixtral),
     "granitemoeshared": _granite_shared,
     "qwen2_moe": _qwen2,
-    "qwen3_moe": _qwen,
-    # The text part of models that see or hear.
-    "qwen3_vl_moe_text": _qwen,
-    "qwen3_omni_moe_text": _qwen,
-    "glm4v_moe_text": _deepseek_moe,
-    "deepseek": _deepseek_moe,
-    "glm4_moe": _deepseek_moe,
-    "dots1": _deepseek_moe,
-    "solar_open": _solar,
+    # The last two, as glm4v_moe_text, are the text part of models that see or hear.
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), _qwen),
+    **dict.fromkeys(("glm4v_moe_text", "deepseek", "glm4_moe", "dots1"), _deepseek_moe),
+    # transformers' class has no field for dense first layers: all are routed.
+    "solar_open": partial(_deepseek_moe, first=0),
     "exaone_moe": _deepseek_moe,
-    "glm4_moe_lite": _glm_lite,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "kimi_k2": _deepseek,
+    # transformers' class lists the layers instead, by default all but the first.
+    "glm4_moe_lite": partial(_deepseek, first=1),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _deepseek),
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
     "switch_transformers": _switch,
