@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import Eviction, eviction_rule, goes_by_values, ranks_by_product
+from sim.eviction import Eviction, goes_by_values, ranks_by_product
 
 MOST_CHUNKS = 1_000_000
 """Pieces of a transfer; more is a slip of the keyboard."""
@@ -30,8 +30,14 @@ def _at_fault(field: str, value: object, expected: str) -> PlanError:
     return PlanError(f"plan: {field} is {value!r}; expected {expected}")
 
 
-def _integers(field: str, array: Any, dimensions: int = 1, length: int | None = None) -> None:
-    """Raise PlanError unless ``array`` holds integers of up to 64 bits in so many dimensions (and so many rows)."""
+def _integers(
+    field: str, array: Any, *, dimensions: int = 1, length: int | None = None, end: int | None = None,
+    rising: bool = False,
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the place, unless ``array`` holds integers of up to 64 bits in so many dimensions.
+
+    Where they are given: of ``length`` rows, from 0 to less than ``end``, strictly ``rising``.
+    """
     rows = "" if length is None else f" of {length}"
     expected = f"an array{rows} of integers in {dimensions} dimension{'s'[: dimensions - 1]}"
     if not isinstance(array, np.ndarray):
@@ -39,26 +45,9 @@ def _integers(field: str, array: Any, dimensions: int = 1, length: int | None = 
     fits = array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64)
     if not fits or array.ndim != dimensions or (length is not None and len(array) != length):
         raise _at_fault(field, f"{array.dtype} {array.shape}", expected)
-
-
-def _within(field: str, array: np.ndarray, least: int, end: int) -> None:
-    """Raise PlanError, naming the place, unless ``least <= array < end``."""
-    wrong = np.flatnonzero((array < least) | (array >= end))
-    if len(wrong):
-        raise _at_fault(f"{field}[{wrong[0]}]", int(array[wrong[0]]), f"{least} to {end - 1}")
-
-
-def _moments(field: str, array: Any, end: int) -> None:
-    """Raise PlanError unless ``array`` are moments of the run that rise strictly."""
-    _integers(field, array)
-    _within(field, array, 0, end)
-    _rising(field, array)
-
-
-def _rising(field: str, array: np.ndarray) -> None:
-    """Raise PlanError, naming the place, unless ``array`` rises strictly."""
-    falls = np.flatnonzero(array[1:] <= array[:-1])
-    if len(falls):
+    if end is not None and len(wrong := np.flatnonzero((array < 0) | (array >= end))):
+        raise _at_fault(f"{field}[{wrong[0]}]", int(array[wrong[0]]), f"0 to {end - 1}")
+    if rising and len(falls := np.flatnonzero(array[1:] <= array[:-1])):
         i = falls[0] + 1
         raise _at_fault(f"{field}[{i}]", int(array[i]), f"more than {array[i - 1]}, the one before")
 
@@ -118,25 +107,21 @@ class Requests:
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a call that has passed or never comes, or an expert of another layer."""
-        _moments("requests.moment", self.moment, n_steps * (n_layers + 1))
+        _integers("requests.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
         _integers("requests.offsets", self.offsets, length=len(self.moment) + 1)
-        _integers("requests.call", self.call)
-        _integers("requests.expert", self.expert, length=len(self.call))
+        _integers("requests.call", self.call, end=n_steps * n_layers)
+        _integers("requests.expert", self.expert, length=len(self.call), end=n_layers * n_experts)
         _integers("requests.priority", self.priority, length=len(self.call))
         falls = np.any(self.offsets[1:] < self.offsets[:-1])
         if falls or self.offsets[0] != 0 or self.offsets[-1] != len(self.call):
             raise _at_fault("requests.offsets", self.offsets.tolist()[:8], f"rising from 0 to {len(self.call)}")
-        _within("requests.call", self.call, 0, n_steps * n_layers)
-        _within("requests.expert", self.expert, 0, n_layers * n_experts)
         step, point = np.divmod(np.repeat(self.moment, np.diff(self.offsets)), n_layers + 1)
-        late = np.flatnonzero(self.call < step * n_layers + point)
-        if len(late):
+        if len(late := np.flatnonzero(self.call < step * n_layers + point)):
             i = late[0]
             raise PlanError(
                 f"plan: request {i} at step {step[i]}, point {point[i]} is for call {self.call[i]}, which has passed"
             )
-        stray = np.flatnonzero(self.expert // n_experts != self.call % n_layers)
-        if len(stray):
+        if len(stray := np.flatnonzero(self.expert // n_experts != self.call % n_layers)):
             i = stray[0]
             raise PlanError(
                 f"plan: request {i} for call {self.call[i]} (routed layer {self.call[i] % n_layers}) names expert "
@@ -161,6 +146,11 @@ class Values:
     table: np.ndarray
     layer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    @staticmethod
+    def constant(worth: np.ndarray) -> "Values":
+        """What each expert is worth (L * E,), in force from the beginning."""
+        return Values(np.zeros(1, np.int64), np.zeros(1, np.int64), worth[None])
+
     @property
     def by_layer(self) -> bool:
         """Whether a row is of one layer."""
@@ -169,17 +159,12 @@ class Values:
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a row that the table lacks, or a table that is not one value an expert."""
         _integers("values.layer", self.layer)
+        _integers("values.moment", self.moment, end=n_steps * (n_layers + 1), rising=not self.by_layer)
         if self.by_layer:
-            _integers("values.moment", self.moment)
-            _within("values.moment", self.moment, 0, n_steps * (n_layers + 1))
-            _integers("values.layer", self.layer, length=len(self.moment))
-            _within("values.layer", self.layer, 0, n_layers)
-            _rising("values.moment x layers + layer", self.moment * n_layers + self.layer)
-        else:
-            _moments("values.moment", self.moment, n_steps * (n_layers + 1))
-        _integers("values.index", self.index, length=len(self.moment))
+            _integers("values.layer", self.layer, length=len(self.moment), end=n_layers)
+            _integers("values.moment x layers + layer", self.moment * n_layers + self.layer, rising=True)
         _integers("values.table", self.table, dimensions=2)
-        _within("values.index", self.index, 0, len(self.table))
+        _integers("values.index", self.index, length=len(self.moment), end=len(self.table))
         columns = n_experts if self.by_layer else n_layers * n_experts
         if len(self.moment) and self.table.shape[1] != columns:
             raise _at_fault("values.table", self.table.shape, f"{columns} columns, one an expert")
@@ -204,9 +189,8 @@ class Prediction:
 
     def check(self, n_layers: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays or a time below 0."""
-        _moments("prediction.moment", self.moment, n_steps * (n_layers + 1))
-        _integers("prediction.ns", self.ns, length=len(self.moment))
-        _within("prediction.ns", self.ns, 0, 2**62)
+        _integers("prediction.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
+        _integers("prediction.ns", self.ns, length=len(self.moment), end=2**62)
         _number("prediction.prompt_ns", self.prompt_ns)
         _switch("prediction.critical", self.critical)
 
@@ -239,11 +223,8 @@ class Host:
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, times below 0 or above 2^40, or experts that do not exist."""
         for name in ("fixed_ns", "read_ns", "shared_ns", "row_ns"):
-            _integers(f"host.{name}", getattr(self, name), length=n_layers)
-            _within(f"host.{name}", getattr(self, name), 0, 2**40 + 1)
-        _integers("host.reserved", self.reserved)
-        _within("host.reserved", self.reserved, 0, n_layers * n_experts)
-        _rising("host.reserved", self.reserved)
+            _integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
+        _integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
         _switch("host.beside", self.beside)
 
 
@@ -330,14 +311,13 @@ class Plan:
         if not isinstance(self.eviction, str) and not callable(self.eviction):
             raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
         try:
-            eviction_rule(self.eviction)
+            by_values, by_product = goes_by_values(self.eviction), ranks_by_product(self.eviction)
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
-        if self.values is None:
-            if goes_by_values(self.eviction):
-                raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
-        elif ranks_by_product(self.eviction) and self.values.largest() * n_steps >= 2**63:
-            largest = self.values.largest()
+        largest = 0 if self.values is None else self.values.largest()
+        if self.values is None and by_values:
+            raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
+        if by_product and largest * n_steps >= 2**63:
             raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
 
     def by_moment(self, n_experts: int) -> dict[int, Decision]:

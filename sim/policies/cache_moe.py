@@ -18,12 +18,12 @@ Decided here:
 * Sequences that decode together: the guesses of all, each sequence's first ones first.
 """
 
-import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Requests
+from sim.plan import Plan
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import best_first
 from sim.view import View
 
 
@@ -49,11 +49,7 @@ class CacheMoE(Policy):
 
     def plan(self, view: View) -> Plan:
         """After each layer's demands, ask for what the next one's gate names."""
-        step, columns = view.step[view.decoding], [np.zeros((4, 0), np.int64)]
-        for layer in range(1, view.n_layers):
-            guess = view.lookahead(layer)[view.decoding, : self.parameters.speculate].astype(np.int64)
-            row, rank = np.nonzero(guess >= 0)
-            call, expert = step[row] * view.n_layers + layer, layer * view.n_experts + guess[row, rank]
-            columns.append(np.stack([view.moment(step[row], layer), call, expert, rank]))
-        requests = Requests.merged(*np.concatenate(columns, axis=1))
+        layers = range(1, view.n_layers)
+        named = [view.lookahead(layer)[view.decoding, None, : self.parameters.speculate] for layer in layers]
+        requests = best_first(view, zip(layers, layers, named, strict=True))
         return Plan(eviction="lru", per_layer=True, requests=requests, discipline="demand-first")

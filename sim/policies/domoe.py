@@ -10,16 +10,16 @@ the project's own (nearest layer first, demands overtake).
 
 import re
 from collections.abc import Callable
-from functools import cached_property
-from typing import Literal, Self, TypeVar
+from functools import cached_property, partial
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from sim.machine.hardware import Hardware
-from sim.plan import Plan, Prediction, Requests, Values
+from sim.plan import Plan, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import best_first, each_step
 from sim.predictors.activations import ActivationMatrices
 from sim.predictors.adaptive import Estimate, estimate, held_out, sampled, shortest
 from sim.predictors.base import Predictor, top
@@ -30,8 +30,6 @@ from sim.predictors.table import Table
 from sim.predictors.table import tables as tables_of
 from sim.predictors.upkeep import Upkeep
 from sim.view import View
-
-_Made = TypeVar("_Made")
 
 
 class DomoeParameters(base.Parameters):
@@ -123,15 +121,13 @@ class Domoe(Policy):
         predictor = ActivationMatrices(self.setting.profile, seed=self.setting.seed)
         entries, width = predictor.collection.shape
         software, points = self.setting.software, range(view.n_layers)
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        cost = [software.search_ns(self.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
-        once, zero = predictor.collection.sum(axis=0).astype(np.int64)[None], np.zeros(1, np.int64)
+        taken = predictor.collection.sum(axis=0).astype(np.int64)
         return Plan(
             eviction=self.parameters.eviction,
-            values=Values(zero, zero, once) if self.parameters.eviction == "score" else None,
+            values=Values.constant(taken) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, tuple(points)),
-            prediction=Prediction(
-                view.moment(steps[:, None], np.array(points)).ravel(), np.repeat(np.array(cost)[rows], view.n_layers)
+            prediction=each_step(
+                view, points, lambda rows, _: software.search_ns(self.setting.hardware, entries, width, rows)
             ),
             gpu_bytes=software.table_bytes(entries * width),
             stream_prefill=True,
@@ -146,17 +142,21 @@ class Domoe(Policy):
         return tables_of(self.setting.profile, self.parameters.entries)
 
     @cached_property
-    def _predictors(self) -> dict[tuple[int, int], Neighbours]:
+    def _made(self) -> dict[tuple[str, int, int], Any]:
         return {}
 
-    @cached_property
-    def _estimates(self) -> dict[tuple[int, int], Estimate]:
-        return {}
+    def _once(self, what: str, level: int, n_experts: int, make: Callable[[int, int], Any]) -> Any:
+        """What was made of that kind: a policy that decides moment by moment is asked for a plan at each."""
+        key = (what, level, n_experts)
+        if key not in self._made:
+            self._made[key] = make(level, n_experts)
+        return self._made[key]
 
-    def predictor(self, level: int, n_experts: int, among: list[Table] | None = None) -> Neighbours:
-        """The predictor over ``among`` (default: the tables of the whole profile split)."""
-        if among is None:
-            return _once(self._predictors, (level, n_experts), lambda: self.predictor(level, n_experts, self.tables))
+    def predictor(self, level: int, n_experts: int) -> Neighbours:
+        """The predictor over the tables of the whole profile split."""
+        return self._once("predictor", level, n_experts, partial(self._over, self.tables))
+
+    def _over(self, among: list[Table], level: int, n_experts: int) -> Neighbours:
         p, seed = self.parameters, self.setting.seed
         domains = [Domain.build(table, level, p.entries, p.prototypes, seed) for table in among]
         matching = Matching([domain.prototypes for domain in domains], p.clusters, p.reading, p.tables, p.margin, seed)
@@ -165,12 +165,12 @@ class Domoe(Policy):
     def estimate(self, level: int, n_experts: int) -> Estimate:
         """How often predictions go wrong, on sequences of the profile that are kept out of the tables."""
         rest, out = held_out(self.setting.profile, self.setting.seed)
-        predictor = self.predictor(level, n_experts, tables_of(rest, self.parameters.entries))
+        predictor = self._over(tables_of(rest, self.parameters.entries), level, n_experts)
         return estimate(predictor, out, self.fetch, self.setting.seed)
 
     def miss(self, level: int, n_experts: int) -> np.ndarray:
         """The objective's chances, by offset (L,) or by layer (L, L)."""
-        found = _once(self._estimates, (level, n_experts), lambda: self.estimate(level, n_experts))
+        found: Estimate = self._once("estimate", level, n_experts, self.estimate)
         return found.by_layer() if self.parameters.chances == "layer" else found.by_offset()
 
     def prediction_layers(self, level: int, n_experts: int, n_layers: int) -> tuple[int, ...]:
@@ -194,38 +194,24 @@ class Domoe(Policy):
     def predict_ns(self) -> int:
         """The objective's c_pred: one search of the largest tables that may be consulted."""
         sizes = sorted((len(table) for table in self.tables), reverse=True)
-        return self.search_ns(sum(sizes[: self.parameters.tables]), 1)
+        setting, entries = self.setting, sum(sizes[: self.parameters.tables])
+        return setting.software.search_ns(setting.hardware, entries, setting.model.hidden, 1)
 
     @property
     def load_ns(self) -> int:
         """The objective's c_load: copying all experts that a token takes in a layer."""
         model = self.setting.model
-        return model.top_k * self.hardware.copy_ns(max(model.expert_bytes))
-
-    @property
-    def hardware(self) -> Hardware:
-        """The machine."""
-        return self.setting.hardware
-
-    def search_ns(self, entries: int, queries: int) -> int:
-        """Time of one search at the real model's hidden size."""
-        return self.setting.software.search_ns(self.hardware, entries, self.setting.model.hidden, queries)
+        return model.top_k * self.setting.hardware.copy_ns(max(model.expert_bytes))
 
     # -- what is asked for -------------------------------------------------------------------------------------------
 
     def _requests(self, view: View, predictor: Predictor, points: tuple[int, ...]) -> Requests:
-        """The best ``fetch`` experts of each layer that a prediction covers: nearer layers first, then by rank."""
-        step = view.step[view.decoding]
-        columns: list[np.ndarray] = [np.zeros((4, 0), np.int64)]
+        """The best ``fetch`` experts of each layer that a prediction covers."""
+        guesses = []
         for point, following in zip(points, (*points[1:], view.n_layers), strict=True):
             end = min(max(following, point + self.parameters.reach), view.n_layers)
-            best = top(predictor.scores(view, point, range(point, end)), self.fetch)
-            row, column, rank = np.nonzero(best >= 0)
-            layer = point + column
-            call = step[row] * view.n_layers + layer
-            expert = layer * view.n_experts + best[row, column, rank]
-            columns.append(np.stack([view.moment(step[row], point), call, expert, call * view.n_experts + rank]))
-        return Requests.merged(*np.concatenate(columns, axis=1))
+            guesses.append((point, point, top(predictor.scores(view, point, range(point, end)), self.fetch)))
+        return best_first(view, guesses)
 
     def _note(self, points: tuple[int, ...]) -> str:
         held = ", ".join(f"{t.domain} {len(t):,} of {sum(t.seen.values()):,} tokens" for t in self.tables)
@@ -233,27 +219,15 @@ class Domoe(Policy):
         return f"routing tables: {held}; predictions at routed layers: {where}"
 
 
-def _once(made: dict[tuple[int, int], _Made], key: tuple[int, int], make: Callable[[], _Made]) -> _Made:
-    """What was made for ``key``: a policy that decides moment by moment is asked for a plan at each."""
-    if key not in made:
-        made[key] = make()
-    return made[key]
-
-
 def _popularity(view: View, tables: list[Table], chosen: np.ndarray) -> Values:
     """How often the entries of the tables consulted in a step took each expert; in force from its beginning."""
-    width = view.n_layers * view.n_experts
-    counts = np.zeros((len(tables), width), np.int64)
-    for row, table in enumerate(tables):
-        flat = np.arange(view.n_layers)[:, None] * view.n_experts + table.paths
-        counts[row] = np.bincount(flat[table.paths >= 0], minlength=width)
-    step = view.step[view.decoding]
-    steps, first = np.unique(step, return_index=True)
+    steps, first = np.unique(view.step[view.decoding], return_index=True)
     if not len(steps):
         nothing = np.zeros(0, np.int64)
-        return Values(nothing, nothing, np.zeros((0, width), np.int64))
+        return Values(nothing, nothing, np.zeros((0, view.n_layers * view.n_experts), np.int64))
     union = np.logical_or.reduceat(chosen[view.sequence[view.decoding]], first)
     distinct, index = np.unique(union, axis=0, return_inverse=True)
     index = index.ravel()
     changed = np.diff(index, prepend=-1) != 0
+    counts = np.stack([table.taken(view.n_experts) for table in tables])
     return Values(view.moment(steps[changed], 0), index[changed], distinct.astype(np.int64) @ counts)

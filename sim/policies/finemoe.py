@@ -26,9 +26,10 @@ Decided here:
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Requests, Values
+from sim.plan import Plan, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import each_step
 from sim.predictors.expert_maps import ExpertMaps
 from sim.view import View
 
@@ -76,27 +77,20 @@ class FineMoE(Policy):
         call, ahead = step * view.n_layers + layer, layer + 1 - points[layer]
         moment = view.moment(step, points[layer])
         wish = probs[which, expert].astype(np.int64) * SCALE // ahead[which]
+
+        def searching_ns(rows: int, point: int) -> int:
+            width = point * view.n_experts or setting.model.hidden
+            return setting.software.search_ns(setting.hardware, entries, width, rows)
+
         return Plan(
             eviction="score-lfu",
             values=_values(view, moment, layer, probs),
             requests=Requests.merged(moment[which], call[which], layer[which] * view.n_experts + expert, -wish),
-            prediction=self._prediction(view, entries, np.unique(points)),
+            prediction=each_step(view, np.unique(points).tolist(), searching_ns, critical=False),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * (setting.model.hidden + view.n_layers * view.n_experts)),
             note=f"expert maps: {entries:,} of {tokens:,} tokens",
         )
-
-    def _prediction(self, view: View, entries: int, points: np.ndarray) -> Prediction:
-        """What the searches of every decode step take, beside it."""
-        hidden, software = self.setting.model.hidden, self.setting.software
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        widths = [point * view.n_experts or hidden for point in points.tolist()]
-        cost = {
-            n: [software.search_ns(self.setting.hardware, entries, width, n) for width in widths]
-            for n in {*rows.tolist()}
-        }
-        ns = np.array([cost[n] for n in rows.tolist()], np.int64).ravel()
-        return Prediction(view.moment(steps[:, None], points).ravel(), ns, critical=False)
 
 
 def _searched(store: ExpertMaps, view: View, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

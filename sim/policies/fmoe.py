@@ -24,9 +24,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Requests, Values
+from sim.plan import Plan, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
 from sim.predictors.global_table import GlobalTable
 from sim.predictors.neighbours import Keys
@@ -71,15 +72,17 @@ class FMoE(Policy):
         predictor = self._predictor
         entries, model = len(predictor.table), self.setting.model
         # The embedding layer's output never changes in a step: one search serves all layers.
-        points = np.arange(1 if given.keys == "token" else view.n_layers)
+        points = range(1 if given.keys == "token" else view.n_layers)
         levels = len(points) if given.keys == "layer" else 1
         paths = 2 * entries * view.n_layers * model.top_k if software.where == "gpu" else 0
         seen = sum(predictor.table.seen.values())
         return Plan(
             eviction=given.eviction,
-            values=_popularity(view, predictor.table.paths) if given.eviction == "score" else None,
-            requests=self._requests(view, predictor),
-            prediction=self._prediction(view, entries, points),
+            values=Values.constant(predictor.table.taken(view.n_experts)) if given.eviction == "score" else None,
+            requests=best_first(view, ((layer, layer, self._best(view, layer)) for layer in range(view.n_layers))),
+            prediction=each_step(
+                view, points, lambda rows, _: software.search_ns(self.setting.hardware, entries, model.hidden, rows)
+            ),
             stream_prefill=True,
             gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
             note=f"one table of all domains: {entries:,} of {seen:,} tokens",
@@ -90,28 +93,6 @@ class FMoE(Policy):
         given = self.parameters
         return GlobalTable(self.setting.profile, given.entries, votes=given.top_k, keys=given.keys)
 
-    def _requests(self, view: View, predictor: GlobalTable) -> Requests:
-        """The best experts of each layer, asked for as soon as the one before it has its route."""
-        step, columns = view.step[view.decoding], []
-        for layer in range(view.n_layers):
-            best = top(predictor.scores(view, layer, [layer])[:, 0], self.parameters.fetch or self.setting.model.top_k)
-            row, rank = np.nonzero(best >= 0)
-            call = step[row] * view.n_layers + layer
-            expert = layer * view.n_experts + best[row, rank]
-            columns.append(np.stack([view.moment(step[row], layer), call, expert, call * view.n_experts + rank]))
-        return Requests.merged(*np.concatenate(columns, axis=1))
-
-    def _prediction(self, view: View, entries: int, points: np.ndarray) -> Prediction:
-        """What the searches of every decode step take."""
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        software, machine, hidden = self.setting.software, self.setting.hardware, self.setting.model.hidden
-        cost = [software.search_ns(machine, entries, hidden, n) for n in range(rows.max(initial=0) + 1)]
-        ns = np.repeat(np.array(cost, np.int64)[rows], len(points))
-        return Prediction(view.moment(steps[:, None], points).ravel(), ns)
-
-
-def _popularity(view: View, paths: np.ndarray) -> Values:
-    """How often ``paths`` (n, L, K) take each expert, in force from the beginning."""
-    flat = np.arange(view.n_layers)[:, None] * view.n_experts + paths
-    counts = np.bincount(flat[paths >= 0], minlength=view.n_layers * view.n_experts)
-    return Values(np.zeros(1, np.int64), np.zeros(1, np.int64), counts[None].astype(np.int64))
+    def _best(self, view: View, layer: int) -> np.ndarray:
+        """The best experts of ``layer`` (Rd, 1, n), as soon as the one before it has its route."""
+        return top(self._predictor.scores(view, layer, [layer]), self.parameters.fetch or self.setting.model.top_k)

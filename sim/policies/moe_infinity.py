@@ -31,9 +31,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Requests, Values
+from sim.plan import Plan, Requests, Values
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import each_step
 from sim.predictors.activations import ActivationMatrices, shares
 from sim.view import View
 
@@ -76,17 +77,17 @@ class MoEInfinity(Policy):
         predictor = ActivationMatrices(setting.profile, given.capacity, given.scope, setting.seed)
         entries, width = predictor.collection.shape
         steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        points = np.arange(1, view.n_layers)
-        moment = view.moment(steps[:, None], points)
-        cost = [setting.software.search_ns(setting.hardware, entries, width, n) for n in range(rows.max(initial=0) + 1)]
+        points = range(1, view.n_layers)
+        moment = view.moment(steps[:, None], np.array(points, np.int64))
         found, combined = _combinations(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
         ratio = shares(_added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts))
         return Plan(
             eviction="score",
             values=_values(moment, found, ratio),
             requests=self._requests(view, steps, found, ratio),
-            prediction=Prediction(
-                moment.ravel(), np.repeat(np.array(cost, np.int64)[rows], len(points)), critical=not given.beside
+            prediction=each_step(
+                view, points, lambda rows, _: setting.software.search_ns(setting.hardware, entries, width, rows),
+                critical=not given.beside,
             ),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * width),

@@ -1,11 +1,11 @@
 """What a prediction is worth: prefetch by a predictor of a chosen accuracy, evict by LRU."""
 
-import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Requests
+from sim.plan import Plan
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import best_first
 from sim.predictors.base import Predictor, top
 from sim.predictors.oracle import Oracle, RandomGuess
 from sim.view import View
@@ -43,13 +43,8 @@ class ByOracle(Policy):
         given, seed = self.parameters, self.setting.seed
         predictor: Predictor = RandomGuess(seed) if given.random else Oracle(given.accuracy, seed)
         choices = view.foreseen(view.n_layers).shape[2]
-        step = view.step[view.decoding]
-        columns = [np.zeros((4, 0), np.int64)]
-        for layer in range(view.n_layers):
-            point = max(layer + 1 - given.ahead, 0) if given.ahead else 0
-            guess = top(predictor.scores(view, point, [layer]), choices)[:, 0].astype(np.int64)
-            row, rank = np.nonzero(guess >= 0)
-            call = step[row] * view.n_layers + layer
-            expert = layer * view.n_experts + guess[row, rank]
-            columns.append(np.stack([view.moment(step[row], point), call, expert, call * choices + rank]))
-        return Plan(eviction="lru", requests=Requests.merged(*np.concatenate(columns, axis=1)), stream_prefill=True)
+        points = [max(layer + 1 - given.ahead, 0) if given.ahead else 0 for layer in range(view.n_layers)]
+        guesses = [
+            (point, layer, top(predictor.scores(view, point, [layer]), choices)) for layer, point in enumerate(points)
+        ]
+        return Plan(eviction="lru", requests=best_first(view, guesses), stream_prefill=True)

@@ -17,12 +17,12 @@ Decided here:
 * A prefill predicts nothing and streams; the paper prefetches by the same predictor there.
 """
 
-import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Prediction, Requests
+from sim.plan import Plan
 from sim.policies import base
 from sim.policies.base import Policy
+from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
@@ -68,36 +68,27 @@ class ProMoE(Policy):
         last = given.stride + given.window - 2
         horizons = min(last + 1, view.n_layers)
         nets = StrideNets(setting.profile, horizons, epochs=given.epochs, seed=setting.seed)
+        # The layers that the net of each point predicts: that of point 0 also those that no stride reaches.
         covered = {
             point: range(point + given.stride - 1 if point else 0, min(point + last + 1, view.n_layers))
-            for point in range(view.n_layers)
+            for point in range(max(1, view.n_layers - given.stride + 1))
         }
-        covered = {point: layers for point, layers in covered.items() if layers}
-        step, columns = view.step[view.decoding], [np.zeros((4, 0), np.int64)]
-        for point, layers in covered.items():
-            best = top(nets.scores(view, point, layers), given.first or setting.model.top_k)
-            row, which, rank = np.nonzero(best >= 0)
-            layer = layers[0] + which
-            call = step[row] * view.n_layers + layer
-            expert = layer * view.n_experts + best[row, which, rank]
-            columns.append(np.stack([view.moment(step[row], point), call, expert, call * view.n_experts + rank]))
+        guesses = [
+            (point, layers[0], top(nets.scores(view, point, layers), given.first or setting.model.top_k))
+            for point, layers in covered.items()
+        ]
         parameters = given.width * (setting.model.hidden + given.window * view.n_experts)
         return Plan(
             eviction="lru",
             per_layer=True,
-            requests=Requests.merged(*np.concatenate(columns, axis=1)),
-            prediction=self._prediction(view, parameters, np.array(list(covered), np.int64)),
+            requests=best_first(view, guesses),
+            prediction=each_step(
+                view, [*covered], lambda rows, _: setting.software.network_ns(setting.hardware, parameters, rows),
+                critical=not given.beside,
+            ),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(len(covered) * parameters),
             discipline="preemptive",
             chunks=0,
             note=f"nets: {len(covered)}, learned from {sum(len(t.decode_rows) for t in setting.profile):,} tokens",
         )
-
-    def _prediction(self, view: View, parameters: int, points: np.ndarray) -> Prediction:
-        """What the nets of every decode step take."""
-        steps, rows = np.unique(view.step[view.decoding], return_counts=True)
-        software, machine = self.setting.software, self.setting.hardware
-        cost = [software.network_ns(machine, parameters, n) for n in range(rows.max(initial=0) + 1)]
-        ns = np.repeat(np.array(cost, np.int64)[rows], len(points))
-        return Prediction(view.moment(steps[:, None], points).ravel(), ns, critical=not self.parameters.beside)

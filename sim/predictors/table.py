@@ -39,6 +39,12 @@ class Table:
     def __len__(self) -> int:
         return len(self.token)
 
+    def taken(self, n_experts: int) -> np.ndarray:
+        """How often its entries took each expert (L * E,) int64."""
+        layers = self.paths.shape[1]
+        flat = np.arange(layers)[:, None] * n_experts + self.paths
+        return np.bincount(flat[self.paths >= 0], minlength=layers * n_experts)
+
     @classmethod
     def empty(cls, domain: str, levels: int, dims: int, top_k: int) -> Self:
         """A table without entries."""

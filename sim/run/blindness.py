@@ -45,13 +45,11 @@ def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Tr
     untold = unknown.copy()
     untold[rows[offsets[step] : offsets[step + 1]], point : point + foresight] = False
     changed: dict[str, Any] = {"experts": _shifted(trace.experts, untold, trace.n_experts, rng)}
-    if trace.lookahead is not None:
-        changed["lookahead"] = _shifted(trace.lookahead, unknown, trace.n_experts, rng)
-    if trace.prob_experts is not None:
-        changed["prob_experts"] = _shifted(trace.prob_experts, unknown, trace.n_experts, rng)
+    for name in ("lookahead", "prob_experts"):
+        if (array := getattr(trace, name)) is not None:
+            changed[name] = _shifted(array, unknown, trace.n_experts, rng)
     for name in ("gates", "probs"):
-        array = getattr(trace, name)
-        if array is not None:
+        if (array := getattr(trace, name)) is not None:
             changed[name] = np.where(unknown[:, :, None], array[:, :, ::-1], array)
     if trace.embeddings is not None:
         decode = trace.decode_rows
@@ -77,13 +75,8 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
 
 def _until(plan: Plan, moment: int) -> tuple[object, ...]:
     """All that a plan decides up to and at ``moment``."""
-    decided: list[object] = [
-        getattr(plan, field.name)
-        for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "prediction", "host")
-    ]
-    if plan.host is not None:
-        decided += [getattr(plan.host, field.name) for field in dataclasses.fields(plan.host)]
+    rest = vars(plan) | (vars(plan.host) if plan.host is not None else {})
+    decided = [value for name, value in rest.items() if name not in ("requests", "values", "prediction", "host")]
     decided += [plan.prediction.critical, plan.prediction.prompt_ns]
     early = plan.prediction.moment <= moment
     decided += [plan.prediction.moment[early], plan.prediction.ns[early]]

@@ -19,7 +19,7 @@ from typing import Any, cast, get_args, get_type_hints
 from zipfile import BadZipFile
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
@@ -28,7 +28,6 @@ from ground.foreign_code import errors_name
 from sim.plan import Plan
 from sim.policies import Policy, Setting
 from sim.view import View
-from traces.trace import Trace
 
 _PARTS: dict[str, Any] = {
     name: kind for name, hint in get_type_hints(Plan).items() for kind in (hint, *get_args(hint)) if is_dataclass(kind)
@@ -52,11 +51,11 @@ def kept_or_made(policy: Policy, setting: Setting, view: View, run: Mapping[str,
     if key is None or folder is None:
         return _decide(policy, view)
     path = folder / f"{policy.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
-    plan = _load(path, key)
-    if plan is None:
-        plan = _decide(policy, view)
-        _save(path, key, plan)
-    return plan
+    kept = _load(path, key)
+    if kept is None:
+        kept = _decide(policy, view)
+        _save(path, key, kept)
+    return kept
 
 
 def _decide(policy: Policy, view: View) -> Plan:
@@ -83,26 +82,16 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str | None
     profile = [trace.sha256 for trace in setting.profile]
     if not all(profile):
         return None
-    depends = {
-        field.name: profile if field.name == "profile" else _plain(getattr(setting, field.name))
-        for field in fields(setting)
-        if field.name not in policy.ignores
-    }
     kind = type(policy)
+    depends = {field.name: getattr(setting, field.name) for field in fields(setting)} | {"profile": profile}
     about = {
         "run": dict(run),
         "policy": f"{kind.__module__}:{kind.__qualname__}",
         "source": _source_digest(kind),
-        "parameters": policy.parameters.model_dump(mode="json"),
-        "setting": depends,
+        "parameters": policy.parameters,
+        "setting": {name: value for name, value in depends.items() if name not in policy.ignores},
     }
-    return json.dumps(about, sort_keys=True, default=str)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return asdict(value) if is_dataclass(value) and not isinstance(value, (type, Trace)) else value
+    return json.dumps(to_jsonable_python(about, fallback=str), sort_keys=True)
 
 
 def _source_digest(kind: type[Policy]) -> str:
@@ -121,13 +110,19 @@ def _save(path: Path, key: str, plan: Plan) -> None:
     """Keep ``plan``; one with a rule that is only Python, or a disk that is full, is no reason to fail."""
     if not isinstance(plan.eviction, str):
         return
-    flat = _flat(plan)
-    arrays = {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
-    numbers = {name: value for name, value in flat.items() if name not in arrays}
+    arrays: dict[str, np.ndarray] = {}
+
+    def beside(value: Any) -> Any:
+        """What JSON does not know: an array stands beside it, under the name that it is given here."""
+        if not isinstance(value, np.ndarray):
+            return int(value)
+        arrays[name := f"array{len(arrays)}"] = value
+        return {"array": name}
+
+    text = json.dumps(asdict(plan), default=beside)
     try:
         with atomic_path(path) as part, part.open("wb") as file:
-            texts = {"key": np.array(key), "numbers": np.array(json.dumps(numbers, default=int))}
-            np.savez(file, allow_pickle=False, **texts, **arrays)
+            np.savez(file, allow_pickle=False, key=np.array(key), plan=np.array(text), **arrays)
     except (OSError, InputError):
         return
 
@@ -139,26 +134,11 @@ def _load(path: Path, key: str) -> Plan | None:
             arrays = {name: file[name] for name in file.files}
         if str(arrays.pop("key")) != key:
             return None
-        flat = json.loads(str(arrays.pop("numbers"))) | arrays
-        whole: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
-        for part, kind in _PARTS.items():
-            names = {field.name: f"{part}.{field.name}" for field in fields(kind)}
-            given = any(name in flat for name in names.values())
-            whole[part] = kind(**{field: flat[name] for field, name in names.items()}) if given else None
-        plan = Plan(**whole)
-        values = _flat(plan).values()
-        return plan if all(isinstance(v, bool | int | str) or v.dtype.kind in "iu" for v in values) else None
+        text = str(arrays.pop("plan"))
+        if any(array.dtype.kind not in "iu" for array in arrays.values()):
+            return None
+        whole = json.loads(text, object_hook=lambda part: arrays[part["array"]] if "array" in part else part)
+        parts = {name: kind(**whole[name]) for name, kind in _PARTS.items() if whole[name] is not None}
+        return Plan(**whole | parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error):
         return None
-
-
-def _flat(plan: Plan) -> dict[str, Any]:
-    """Fields of the plan, and of its records as ``record.field``; a record that is None is left out."""
-    flat: dict[str, Any] = {}
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        if is_dataclass(value):
-            flat |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
-        elif value is not None:
-            flat[field.name] = value
-    return flat
