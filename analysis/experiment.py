@@ -6,14 +6,12 @@ Data and presentation are apart, so that a table or a figure can be made again f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.options import ExperimentOptions
+from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet
 from ground.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Data = dict[str, Any]
 """What an experiment measured, as JSON has it."""
@@ -76,7 +74,7 @@ class Experiment:
     """What it asks and how, in plain words: the text of its module."""
     measure: Callable[[ExperimentOptions], Data]
     sheets: Callable[[Data], list[Sheet]]
-    draw: "Callable[[Data, Figure], None] | None" = None
-    """Draws the data on an empty figure, and says how large that is."""
+    draw: Callable[[Data, Figure], None] | None = None
+    """Draws the data on an empty figure, and says how large that is; a legend of all labels is put below."""
     parts: Sequence[Part] = (Part(),)
     """Its runs in a report."""

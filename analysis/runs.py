@@ -2,9 +2,9 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from analysis.bootstrap import Shares, shares
 from ground.progress import Watch
-from sim.report.metrics import Report
+from sim.report.metrics import Report, ratio
 from sim.run.prepared import prepare
 from sim.run.scene import Scene, SceneOptions, scene_of
 
@@ -45,32 +45,29 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """What tables and figures show of it."""
-        r = self.report
-        d = r.decode
-        moved = d.link_bytes["demand"] + d.link_bytes["prefetch"]
+        r, d = self.report, self.report.decode
+        numbers = {
+            "tokens_per_s": r.tokens_per_s,
+            "hit_ratio": d.hit_ratio,
+            "prefetch_hit_ratio": ratio(d.prefetch_hits, d.lookups),
+            "late_ratio": d.late_ratio,
+            "miss_ratio": d.miss_ratio,
+            "gib_per_token": ratio(d.moved, d.tokens * 2**30),
+            "wasted": ratio(d.link_bytes["wasted"], d.moved) or 0.0,
+            "predict_ms_per_token": ratio(d.time_ms["predict"], d.tokens),
+            "tables_mib": r.gpu_bytes["policy"] / 2**20,
+            "ttft_ms": r.ttft_ms.mean,
+            "compute_bound": r.bounds["compute_tokens_per_s"],
+            "link_bound": r.bounds["link_tokens_per_s"],
+            "efficiency": r.efficiency,
+        }
         return {
             "policy": self.design.policy,
             "set": self.design.values,
             "software": Path(self.design.scene.software).stem,
             "tokens": d.tokens,
-            "tokens_per_s": _rounded(r.tokens_per_s),
-            "hit_ratio": _rounded(d.hit_ratio),
-            "prefetch_hit_ratio": _rounded(d.prefetch_hits / d.lookups if d.lookups else None),
-            "late_ratio": _rounded(d.late_ratio),
-            "miss_ratio": _rounded(d.miss_ratio),
-            "gib_per_token": _rounded(moved / d.tokens / 2**30 if d.tokens else None),
-            "wasted": _rounded(d.link_bytes["wasted"] / moved if moved else 0.0),
-            "predict_ms_per_token": _rounded(d.time_ms["predict"] / d.tokens if d.tokens else None),
-            "tables_mib": _rounded(r.gpu_bytes["policy"] / 2**20),
-            "ttft_ms": _rounded(r.ttft_ms.mean),
-            "compute_bound": _rounded(r.bounds["compute_tokens_per_s"]),
-            "link_bound": _rounded(r.bounds["link_tokens_per_s"]),
-            "efficiency": _rounded(r.efficiency),
+            **{name: None if value is None else float(f"{value:.5g}") for name, value in numbers.items()},
         }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
 
 
 def run(designs: Sequence[Design], workers: int = 1, what: str = "replaying") -> list[Outcome]:
@@ -84,24 +81,30 @@ def run(designs: Sequence[Design], workers: int = 1, what: str = "replaying") ->
 def spread(task: Callable[[_Job], _Result], jobs: Sequence[_Job], workers: int, what: str) -> list[_Result]:
     """``[task(job) for job in jobs]`` over ``workers`` processes, with progress; ``task`` is a module's function."""
     results: dict[int, _Result] = {}
-    with Watch(what) as watch:
-        if min(workers, len(jobs)) <= 1:
-            for index, job in enumerate(jobs):
-                results[index] = task(job)
-                watch.at(len(results) / len(jobs), f"{len(results)} of {len(jobs)}")
-            return list(results.values())
-        # Spawned: a fork would copy the threads' locks of BLAS and of the progress bar as they happen to stand.
-        context = multiprocessing.get_context("spawn")
-        with _one_thread_each(), ProcessPoolExecutor(min(workers, len(jobs)), context) as pool:
-            waiting = {pool.submit(task, job): index for index, job in enumerate(jobs)}
-            try:
-                for future in as_completed(waiting):
-                    results[waiting[future]] = future.result()
-                    watch.at(len(results) / len(jobs), f"{len(results)} of {len(jobs)}")
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    with Watch(what) as watch, closing(_as_completed(task, jobs, min(workers, len(jobs)))) as done:
+        for index, result in done:
+            results[index] = result
+            watch.at(len(results) / len(jobs), f"{len(results)} of {len(jobs)}")
     return [results[index] for index in range(len(jobs))]
+
+
+def _as_completed(
+    task: Callable[[_Job], _Result], jobs: Sequence[_Job], workers: int
+) -> Generator[tuple[int, _Result], None, None]:
+    """The number of each job and its result, as they come."""
+    if workers <= 1:
+        yield from enumerate(map(task, jobs))
+        return
+    # Spawned: a fork would copy the threads' locks of BLAS and of the progress bar as they happen to stand.
+    context = multiprocessing.get_context("spawn")
+    with _one_thread_each(), ProcessPoolExecutor(workers, context) as pool:
+        waiting = {pool.submit(task, job): index for index, job in enumerate(jobs)}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @contextmanager

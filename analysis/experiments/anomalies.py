@@ -11,18 +11,15 @@ System Technical Journal 45, 1966).
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend
+from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet, number, percent
 from analysis.runs import Design, Outcome, run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
 SEEDS = 4
@@ -130,7 +127,7 @@ def _pays(model: Data, accuracies: list[float]) -> str:
     return f"{paying[0]:.2f}" if paying else "never"
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Throughput over accuracy: each seed thin, its anomalies marked, the mean thick."""
     models = data["models"]
     rows = -(-len(models) // _COLUMNS)
@@ -150,7 +147,6 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.set_xlabel("accuracy of the prediction")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("tokens/s")
-    legend(figure, axes)
 
 
 TITLE = "Accuracy and throughput: nested errors, anomalies, waste"

@@ -7,7 +7,7 @@ itself, with its own eviction and queue, stands beside them.
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,9 @@ from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.experiments.domoe_overall import verdict
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, interval, number, run_cells
 from analysis.published import domoe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "trajectory": ("domoe", {"mode": "trajectory"}),
@@ -91,11 +88,10 @@ def sheets(data: Data) -> list[Sheet]:
     ]
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Tokens/s of the stages, a panel a model, published beside each software profile."""
     models = distinct(data["cells"], "model")
-    (axes,) = panels(figure, models, 3.2, 4)
-    for ax, model in zip(axes, models, strict=True):
+    for (ax,), model in zip(panels(figure, models, 3.2, 4, "", ["tokens/s"]), models, strict=True):
         bars: dict[str, list[float]] = {}
         if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
             bars["published"] = [points.get(stage, np.nan) for stage in STAGES]
@@ -107,8 +103,6 @@ def draw(data: Data, figure: "Figure") -> None:
             ax.bar(np.arange(len(STAGES)) + index * width, heights, width, label=name, color=colour)
         ax.set_xticks(np.arange(len(STAGES)) + 0.4 - width / 2, list(STAGES), fontsize=8)
         ax.xaxis.grid(visible=False)
-    axes[0].set_ylabel("tokens/s")
-    legend(figure, axes)
 
 
 EXPERIMENT = Experiment(30, "domoe-ablation", "Figure 4: the ablation", __doc__, measure, sheets, draw)

@@ -6,12 +6,12 @@ expected cost, *sampled* the best of sets drawn at random. *adaptive, by layer* 
 """
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, number, run_cells
 from analysis.runs import Design, run, scene_at, spread
 from analysis.workloads import loaded
@@ -19,9 +19,6 @@ from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
 from sim.predictors.adaptive import objective
 from sim.run.scene import SceneOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SPACINGS = (2, 4, 8, 16)
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -101,21 +98,18 @@ def sheets(data: Data) -> list[Sheet]:
     return result
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Simulated over expected time, a point a set of layers, a colour a software profile, a panel a model."""
     models = distinct(data["points"], "model")
-    (axes,) = panels(figure, models, 2.6, 4.2)
-    for ax, model in zip(axes, models, strict=True):
+    axes = panels(figure, models, 2.6, 4.2, "expected ms a token (objective)", ["simulated ms a token"])
+    for (ax,), model in zip(axes, models, strict=True):
         for software in distinct(data["points"], "software"):
             mine = having(data["points"], model=model, software=software)
             line = ax.plot([p["expected_ms"] for p in mine], [p["tpot_ms"] for p in mine], "o", ms=4, label=software)
             for p in mine:
                 if p["layers"] == "adaptive":
                     ax.plot(p["expected_ms"], p["tpot_ms"], "*", ms=12, color=line[0].get_color())
-        ax.set_xlabel("expected ms a token (objective)")
-    axes[0].plot([], [], "k*", ms=9, label="the layers that adaptive chooses")
-    axes[0].set_ylabel("simulated ms a token")
-    legend(figure, axes)
+    axes[0, 0].plot([], [], "k*", ms=9, label="the layers that adaptive chooses")
 
 
 TITLE = "Adaptive prediction: expected and simulated cost"

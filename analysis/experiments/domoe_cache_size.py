@@ -4,7 +4,7 @@ The paper does not state its cache size, and it decides most. What is predicted 
 """
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +14,11 @@ from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, number, run_cells
 from analysis.published import ALL, domoe
 from analysis.runs import Design, Outcome, replayed_design
 from sim.run.terms import TooSmallError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NONE: dict[str, float | None] = {"value": None, "low": None, "high": None}
 CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
@@ -86,12 +83,12 @@ def sheets(data: Data) -> list[Sheet]:
     return [Sheet(title, columns, rows, notes)]
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Ratios over cache size, a panel a model; the published average over FMoE dashed."""
     models = distinct(data["points"], "model")
-    (axes,) = panels(figure, models, 3.4, 4, sharey=True)
+    axes = panels(figure, models, 3.4, 4, "cache, % of all experts", ["DoMoE's tokens/s over another's"], sharey=True)
     (claim,) = domoe().claims("Table 2", "throughput", ALL, over="fmoe")
-    for ax, model in zip(axes, models, strict=True):
+    for (ax,), model in zip(axes, models, strict=True):
         mine = having(data["points"], model=model)
         cache = [float(p["cache"].rstrip("%")) for p in mine]
         for index, rival in enumerate(name for name in RIVALS if name != "clairvoyant"):
@@ -102,9 +99,6 @@ def draw(data: Data, figure: "Figure") -> None:
         ax.axhline(1, color="k", lw=0.8)
         if claim.low is not None:
             ax.axhline(claim.low, color="k", ls="--", lw=0.8, label=f"published, over FMoE: {claim.text}")
-        ax.set_xlabel("cache, % of all experts")
-    axes[0].set_ylabel("DoMoE's tokens/s over another's")
-    legend(figure, axes)
 
 
 TITLE = "Where DoMoE gains: over cache size"

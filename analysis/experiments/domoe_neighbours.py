@@ -7,23 +7,19 @@ mistaken for a better one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, number, percent
 from analysis.published import domoe
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
 from traces.statistics.recall import NEIGHBOURS, recall, unit_vectors, vote
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _QUERIES = 256
 
@@ -180,20 +176,16 @@ def sheets(data: Data) -> list[Sheet]:
     return result
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Similarity and agreement by layer, own against other, a column a model."""
     titles = [f"{entry['model']} (small, trained)" for entry in data["models"]]
-    axes = panels(figure, titles, 2.6, 6, rows=2, sharex="col", sharey="row")
-    for column, entry in enumerate(data["models"]):
-        for row, (what, label) in enumerate((("cosine", "cosine of 8 nearest"), ("voted", "experts found by vote"))):
-            ax = axes[row][column]
+    below, beside = "routed layer that is predicted", ["cosine of 8 nearest", "experts found by vote"]
+    axes = panels(figure, titles, 2.6, 6, below, beside, sharex="col", sharey="row")
+    for column, entry in zip(axes, data["models"], strict=True):
+        for ax, what in zip(column, ("cosine", "voted"), strict=True):
             for whose, colour in (("own", "tab:blue"), ("other", "tab:orange")):
                 ax.plot(entry["by_layer"][what][whose], color=colour, label=f"{whose} domain")
             ax.set_ylim(0, 1)
-            if column == 0:
-                ax.set_ylabel(label)
-        axes[1][column].set_xlabel("routed layer that is predicted")
-    legend(figure, axes.flat)
 
 
 TITLE = "Figure 1: in-domain against cross-domain neighbours"

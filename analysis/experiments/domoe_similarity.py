@@ -7,19 +7,17 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
+from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet, number
 from analysis.published import domoe
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROWS = 512  # decode rows at a time: bounds memory at _ROWS x (L + 1)^2 floats
 _APART = (2, 4, 8, 16, 31)
@@ -117,7 +115,7 @@ def _mean(values: np.ndarray) -> float | None:
     return float(there.mean()) if len(there) else None
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """One matrix a model."""
     figure.set_size_inches(3.4 * len(data["models"]) + 1, 4.2)
     axes: Any = figure.subplots(1, len(data["models"]), squeeze=False)[0]

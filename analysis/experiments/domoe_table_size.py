@@ -2,22 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, percent, run_cells, starred
 from analysis.published import domoe
 from analysis.runs import Design, run
 from analysis.workloads import Source, loaded
 from sim.log import DECODE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ENTRIES = (100, 250, 500, 1000, 1500, 2000, 2500, 3000)
 
@@ -72,14 +68,13 @@ def _best(points: list[Data]) -> str:
     return f"{max(points, key=lambda p: float(p['tokens_per_s']))['entries']:,}"
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Throughput and hit ratio over entries, a row each, a column a model; what is published in black."""
     models = distinct(data["points"], "model")
-    axes = panels(figure, models, 3.6, 6, rows=2, sharex=True)
-    for column, model in enumerate(models):
-        for row, (what, label) in enumerate((("tokens_per_s", "tokens/s"), ("hit_ratio", "hit ratio"))):
-            ax = axes[row][column]
-            mine = having(data["points"], model=model)
+    axes = panels(figure, models, 3.6, 6, "entries of a domain's table", ["tokens/s", "hit ratio"], sharex=True)
+    for column, model in zip(axes, models, strict=True):
+        mine = having(data["points"], model=model)
+        for ax, what in zip(column, ("tokens_per_s", "hit_ratio"), strict=True):
             for index, software in enumerate(distinct(mine, "software")):
                 line = [(p["entries"], p[what], 1 - p["miss_ratio"]) for p in having(mine, software=software)]
                 entries, value, caught = np.array(line).T
@@ -92,11 +87,7 @@ def draw(data: Data, figure: "Figure") -> None:
                 ax.plot(*there.T, "k^--", lw=0.8, label="published")
             highest = max(float(np.max(line.get_ydata())) for line in ax.lines)
             ax.set_ylim(0, 1 if what == "hit_ratio" else 1.1 * highest)
-            if column == 0:
-                ax.set_ylabel(label)
-        axes[1][column].plot([], [], "k:", label="hit or late, in the colour of its software")
-        axes[1][column].set_xlabel("entries of a domain's table")
-    legend(figure, axes.flat)
+        ax.plot([], [], "k:", label="hit or late, in the colour of its software")
 
 
 TITLE = "Figure 5: throughput and hits over table size"

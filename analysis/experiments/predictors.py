@@ -7,7 +7,6 @@ at hand (*own*), of all other domains (*other*), or of all (*pooled*). One that 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from analysis.entries import having
 from analysis.experiment import Data, Experiment
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
 from analysis.options import ExperimentOptions
-from analysis.pages.drawing import legend, panels
+from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, percent
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, Source, loaded
@@ -33,9 +32,6 @@ from sim.view import View
 from traces.mix import mix
 from traces.models.known import resolve_model
 from traces.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EVERY = 4
 """Every so many layers stand in the table."""
@@ -207,13 +203,13 @@ def _by_layer(data: Data, model: str) -> Sheet:
     return Sheet(f"{model}: recall of the next layer, by layer", columns, rows, detail=True)
 
 
-def draw(data: Data, figure: "Figure") -> None:
+def draw(data: Data, figure: Figure) -> None:
     """Recall over horizon and by layer, learned from all domains pooled, mean over workloads; chance dotted."""
     models = list(data["chance"])
-    axes = panels(figure, [f"{model} (small, trained)" for model in models], 4.2, 7.2, rows=2)
+    titles, deepest = [f"{model} (small, trained)" for model in models], "routed layer, predicted right before it"
+    axes = panels(figure, titles, 4.2, 7.2, deepest, ["recall", "recall"])
     figure.suptitle("learned from the profiles of all domains, pooled; means over the workloads", fontsize=10)
-    for column, model in enumerate(models):
-        above, below = axes[0][column], axes[1][column]
+    for (above, below), model in zip(axes, models, strict=True):
         shown = [pair for pair in _taught(data, model) if pair[1] in (POOLED, NOTHING_LEARNED)]
         for index, (predictor, learned) in enumerate(shown):
             named = [h for h in data["horizons"] if _mean(data, model, predictor, learned, "precision", str(h))]
@@ -226,10 +222,6 @@ def draw(data: Data, figure: "Figure") -> None:
         above.set_xlabel("layers ahead")
         above.set_xscale("log", base=2)
         above.set_xticks(data["horizons"], [str(h) for h in data["horizons"]])
-        below.set_xlabel("routed layer, predicted right before it")
-    axes[0][0].set_ylabel("recall")
-    axes[1][0].set_ylabel("recall")
-    legend(figure, axes.flat)
 
 
 EXPERIMENT = Experiment(100, "predictors", "Predictors apart from caches", __doc__, measure, sheets, draw)

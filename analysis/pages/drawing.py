@@ -1,33 +1,40 @@
 """What figures share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:
+    Figure = Any  # matplotlib is imported where a figure is drawn
 
 
-def panels(figure: "Figure", titles: Sequence[str], width: float, height: float, rows: int = 1, **shared: Any) -> Any:
-    """Axes (rows, titles) with a grid, a title over each column.
+def panels(
+    figure: Figure, titles: Sequence[str], width: float, height: float, below: str, beside: Sequence[str], **shared: Any
+) -> Any:
+    """Axes (titles, rows) with a grid: a column a title, a row each of the labels ``beside``; ``below`` is the x-axis.
 
     A panel is ``width`` inches wide, the figure ``height`` high; ``shared`` says, as matplotlib does, which axes share
     a scale.
     """
     figure.set_size_inches(1 + width * len(titles), height)
-    axes: Any = figure.subplots(rows, len(titles), squeeze=False, **shared)
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title, fontsize=9)
+    axes: Any = figure.subplots(len(beside), len(titles), squeeze=False, **shared)
+    for column, title in zip(axes.T, titles, strict=True):
+        column[0].set_title(title, fontsize=9)
+        column[-1].set_xlabel(below)
+    for ax, label in zip(axes[:, 0], beside, strict=True):
+        ax.set_ylabel(label)
     for ax in axes.flat:
         ax.grid(alpha=0.3)
-    return axes
+    return axes.T
 
 
-def legend(figure: "Figure", axes: Iterable[Any]) -> None:
-    """One legend below all panels, each label once."""
+def legend(figure: Figure) -> None:
+    """One legend below all panels, each label once; none where nothing has a label."""
     found: dict[str, Any] = {}
-    for ax in axes:
+    for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    figure.legend(
-        found.values(), found, loc="outside lower center", ncols=min(5, len(found)), fontsize=8, frameon=False
-    )
+    if found:
+        columns = min(5, len(found))
+        figure.legend(found.values(), found, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from analysis.experiment import Data, Experiment
+from analysis.pages.drawing import legend
 from ground.errors import InputError
 from ground.files import atomic_path
 from ground.plots import import_matplotlib, new_figure, save_png
@@ -32,6 +33,7 @@ def draw(experiment: Experiment, data: Data, path: str | Path) -> None:
     with rc_context({"svg.hashsalt": experiment.name, "font.size": 9}):
         figure = new_figure(layout="constrained")
         experiment.draw(data, figure)
+        legend(figure)
         with atomic_path(path) as part:
             if kind == "png":
                 save_png(figure, part, dpi=90)
