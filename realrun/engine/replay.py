@@ -17,7 +17,7 @@ from realrun.device.slots import Room
 from realrun.engine.predicting import Predictions
 from realrun.engine.replay_loop import Outcome, RealRun
 from realrun.engine.rig import Rig
-from realrun.engine.small_scene import cut, rescheduled
+from realrun.engine.small_scene import cut
 from sim.log import DECODE
 from sim.plan import Plan
 from sim.report.metrics import Report
@@ -54,7 +54,7 @@ def run(
     if not outcome.steps:
         raise KeyboardInterrupt("before the first step was over: there is nothing to report")
     done = scene if outcome.complete else cut(scene, outcome.steps)
-    measured = replace(prepared, scene=rescheduled(done, outcome.measured(done.work)))
+    measured = replace(prepared, scene=replace(done, work=outcome.measured(done.work)))
     one = report(measured, outcome.log, engine="streams", clock="measured", notes=_notes(rig, scene, outcome))
     settings = {
         "complete": outcome.complete,

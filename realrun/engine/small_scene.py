@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from ground.errors import InputError
-from sim.bounds import bounds
 from sim.log import DECODE
 from sim.run.cache_size import parse_capacity
 from sim.run.scene import Scene, SceneOptions, scene_of
-from sim.workload import Schedule, Workload, workload
+from sim.workload import Schedule, workload
 from traces.models.spec import ModelSpec
 
 WIDTHS = ", widths / "
@@ -39,12 +38,7 @@ def cut(scene: Scene, steps: int) -> Scene:
     """``scene`` up to its so-manyth step, prefills counted."""
     whole = scene.work.schedule
     schedule = Schedule(whole.phase[:steps], whole.offsets[: steps + 1], whole.rows[: whole.offsets[steps]])
-    return rescheduled(scene, workload(scene.trace, scene.model, scene.hardware, schedule))
-
-
-def rescheduled(scene: Scene, work: Workload) -> Scene:
-    """``scene`` with other calls, or other times of them."""
-    return replace(scene, work=work, bound=bounds(work, scene.budget, scene.hardware.link_bytes_per_s))
+    return replace(scene, work=workload(scene.trace, scene.model, scene.hardware, schedule))
 
 
 def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
@@ -82,5 +76,6 @@ def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
 
 def with_model(scene: Scene, model: ModelSpec, cache_size: str) -> Scene:
     """``scene`` with another model of the same shape, and the cache that ``cache_size`` means for it."""
-    changed = replace(scene, model=model, budget=parse_capacity(cache_size, model.expert_bytes, model.experts))
-    return rescheduled(changed, workload(scene.trace, model, scene.hardware, scene.work.schedule))
+    budget = parse_capacity(cache_size, model.expert_bytes, model.experts)
+    work = workload(scene.trace, model, scene.hardware, scene.work.schedule)
+    return replace(scene, model=model, budget=budget, work=work)

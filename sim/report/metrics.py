@@ -4,7 +4,6 @@ Counters at the top of a report are those of decode; ``prefill`` holds the same 
 counted in the phase that issued it. Times in a report are in milliseconds, sizes in bytes.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +59,11 @@ class Counts:
     prefetches: dict[str, int]
     time_ms: dict[str, float]
 
+    @property
+    def moved(self) -> int:
+        """Bytes that crossed the link."""
+        return self.link_bytes["demand"] + self.link_bytes["prefetch"]
+
     def columns(self) -> dict[str, Any]:
         """All of them side by side, units in their names: ``link_demand_bytes``, ``time_compute_ms``."""
         plain = {name: value for name, value in vars(self).items() if not isinstance(value, dict)}
@@ -111,20 +115,11 @@ class Report:
         return frame.astype(dict.fromkeys(ratios, float))
 
 
-def report(
-    work: Workload,
-    log: Log,
-    bound: Bounds | None,
-    *,
-    policy: str,
-    parameters: Mapping[str, Any],
-    gpu_bytes: dict[str, int],
-    clock: str,
-    provenance: dict[str, Any],
-    settings: dict[str, Any],
-    notes: list[str],
-) -> Report:
-    """Reduce a log to its report; ``bound`` is None where experts run on the host: they need neither GPU nor link."""
+def report(work: Workload, log: Log, bound: Bounds | None, **about: Any) -> Report:
+    """Reduce a log to its report; ``bound`` is None where experts run on the host: they need neither GPU nor link.
+
+    ``about`` has what a log does not tell: policy, parameters, gpu_bytes, clock, provenance, settings and notes.
+    """
     begin = np.concatenate([[0], log.finish[:-1]])
     decode = work.schedule.phase == DECODE
     decode_ns = int((log.finish - begin)[decode].sum())
@@ -132,31 +127,26 @@ def report(
     ttft, tpot = _latencies(work, log.finish, begin)
     run_ns = int(log.finish[-1])
     return Report(
-        policy=policy,
-        parameters=dict(parameters),
         decode=_counts(work, log, begin, [DECODE]),
-        tokens_per_s=_ratio(tokens * 1e9, decode_ns),
+        tokens_per_s=ratio(tokens * 1e9, decode_ns),
         ttft_ms=Spread.of(ttft),
         tpot_ms=Spread.of(tpot),
-        gpu_bytes=gpu_bytes,
         bounds={
-            "compute_tokens_per_s": _ratio(tokens * 1e9, bound.decode_compute_ns) if bound else None,
-            "link_tokens_per_s": _ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
+            "compute_tokens_per_s": ratio(tokens * 1e9, bound.decode_compute_ns) if bound else None,
+            "link_tokens_per_s": ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
             "min_hit_ratio": bound.decode_hit_ratio if bound else None,
         },
-        efficiency=_ratio(bound.ns, run_ns) if bound else None,
+        efficiency=ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,
         per_layer=_per_layer(work, log),
         prefill=_counts(work, log, begin, [PREFILL]),
         total=_counts(work, log, begin, [PREFILL, DECODE]),
-        clock=clock,
-        provenance=provenance,
-        settings=settings,
-        notes=notes,
+        **about,
     )
 
 
-def _ratio(a: float, b: float) -> float | None:
+def ratio(a: float, b: float) -> float | None:
+    """``a / b``, None where that is undefined."""
     return float(a) / float(b) if b else None
 
 
@@ -183,30 +173,31 @@ def _latencies(work: Workload, finish: np.ndarray, begin: np.ndarray) -> tuple[n
 
 def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> Counts:
     steps = np.isin(work.schedule.phase, phases)
+    calls = np.repeat(steps, work.n_layers)
     lookup = np.isin(work.lookup_phase, phases)
     found = np.bincount(log.found[lookup], minlength=6).tolist()
+    hits, late, misses = _kinds(found)
     lookups = int(lookup.sum())
-    hits = found[REUSE_HIT] + found[PREFETCH_HIT]
-    late = found[LATE_QUEUED] + found[LATE_IN_FLIGHT]
-    misses = found[MISS] + found[HOSTED]
     first = np.zeros(len(work.expert), bool)
     begun = np.searchsorted(log.cold, work.call // work.n_layers, side="right")
     first[np.unique(begun * (work.n_layers * work.n_experts) + work.expert, return_index=True)[1]] = True
-    c = log.counters
-    calls = np.repeat(steps, work.n_layers)
-    stall_demand, stall_late = int(log.stall_demand[calls].sum()), int(log.stall_late[calls].sum())
-    wall = int((log.finish - begin)[steps].sum())
-    stall_host = int(log.stall_host[calls].sum()) if len(log.stall_host) else 0
     compute = int(work.compute_ns(work.expert_ns * (log.found != HOSTED))[steps].sum())
-    compute += int(log.waited[calls].sum()) if len(log.waited) else 0
-    predict = int(log.predict[steps].sum())
+    parts = {
+        "compute": compute + _sum(log.waited, calls),
+        "stall_demand": _sum(log.stall_demand, calls),
+        "stall_late": _sum(log.stall_late, calls),
+        "stall_host": _sum(log.stall_host, calls),
+        "predict": _sum(log.predict, steps),
+    }
+    parts["other"] = _sum(log.finish - begin, steps) - sum(parts.values())
 
-    def counted(pair: list[int]) -> int:
-        return sum(pair[phase] for phase in phases)
+    def counted(name: str) -> int:
+        return sum(getattr(log.counters, name)[phase] for phase in phases)
 
+    fates = ("issued", "useful", "late", "unused", "cancelled", "in_flight")
     return Counts(
-        tokens=int(np.diff(work.schedule.offsets)[steps].sum()),
-        activations=int(work.activations[steps].sum()),
+        tokens=_sum(np.diff(work.schedule.offsets), steps),
+        activations=_sum(work.activations, steps),
         lookups=lookups,
         hits=hits,
         reuse_hits=found[REUSE_HIT],
@@ -216,29 +207,28 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> C
         late_in_flight=found[LATE_IN_FLIGHT],
         misses=misses,
         hosted=found[HOSTED],
-        hit_ratio=_ratio(hits, lookups),
-        late_ratio=_ratio(late, lookups),
-        miss_ratio=_ratio(misses, lookups),
+        hit_ratio=ratio(hits, lookups),
+        late_ratio=ratio(late, lookups),
+        miss_ratio=ratio(misses, lookups),
         compulsory_misses=int((first & lookup & (log.found >= MISS)).sum()),
-        evictions=counted(c.evictions),
+        evictions=counted("evictions"),
         link_bytes={
-            "demand": counted(c.demand_bytes),
-            "prefetch": counted(c.prefetch_bytes),
-            "wasted": counted(c.wasted),
+            "demand": counted("demand_bytes"), "prefetch": counted("prefetch_bytes"), "wasted": counted("wasted")
         },
-        prefetches={
-            fate: counted(getattr(c, fate))
-            for fate in ("issued", "useful", "late", "unused", "cancelled", "in_flight")
-        },
-        time_ms={
-            "compute": compute / 1e6,
-            "stall_demand": stall_demand / 1e6,
-            "stall_late": stall_late / 1e6,
-            "stall_host": stall_host / 1e6,
-            "predict": predict / 1e6,
-            "other": (wall - compute - stall_demand - stall_late - stall_host - predict) / 1e6,
-        },
-    )
+        prefetches={fate: counted(fate) for fate in fates},
+        time_ms={part: ns / 1e6 for part, ns in parts.items()},
+    )  # fmt: skip
+
+
+def _kinds(found: list[int]) -> tuple[int, int, int]:
+    """Hits, lates and misses, of the number of look-ups that found each of what there is to be found."""
+    hits, late = found[REUSE_HIT] + found[PREFETCH_HIT], found[LATE_QUEUED] + found[LATE_IN_FLIGHT]
+    return hits, late, found[MISS] + found[HOSTED]
+
+
+def _sum(values: np.ndarray, chosen: np.ndarray) -> int:
+    """Of those that are ``chosen``; 0 where a log says nothing of the kind."""
+    return int(values[chosen].sum()) if len(values) else 0
 
 
 def _per_layer(work: Workload, log: Log) -> list[dict[str, Any]]:
@@ -249,16 +239,12 @@ def _per_layer(work: Workload, log: Log) -> list[dict[str, Any]]:
     np.add.at(table, (layer, log.found[lookup]), 1)
     calls = np.repeat(work.schedule.phase == DECODE, work.n_layers)
     stalls = log.stall_demand + log.stall_late + (log.stall_host if len(log.stall_host) else 0)
-    stall = np.where(calls, stalls, 0).reshape(-1, work.n_layers).sum(0)
-    return [
-        {
-            "layer": index,
-            "lookups": int(row.sum()),
-            "hits": int(row[REUSE_HIT] + row[PREFETCH_HIT]),
-            "late": int(row[LATE_QUEUED] + row[LATE_IN_FLIGHT]),
-            "misses": int(row[MISS] + row[HOSTED]),
-            "hit_ratio": _ratio(row[REUSE_HIT] + row[PREFETCH_HIT], row.sum()),
-            "stall_ms": int(stall[index]) / 1e6,
-        }
-        for index, row in enumerate(table)
-    ]
+    stall = np.where(calls, stalls, 0).reshape(-1, work.n_layers).sum(0).tolist()
+    layers = []
+    for index, found in enumerate(table.tolist()):
+        lookups, (hits, late, misses) = sum(found), _kinds(found)
+        layers.append({
+            "layer": index, "lookups": lookups, "hits": hits, "late": late, "misses": misses,
+            "hit_ratio": ratio(hits, lookups), "stall_ms": stall[index] / 1e6,
+        })  # fmt: skip
+    return layers

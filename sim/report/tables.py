@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ground.tables import fitting, framed
-from sim.report.metrics import Counts, Report, Spread
+from sim.report.metrics import Counts, Report, Spread, ratio
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -15,9 +15,9 @@ def number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
-def percent(value: float | None) -> str:
-    """A ratio as a percentage."""
-    return "–" if value is None else f"{100 * value:.1f}%"
+def percent(value: float | None, sign: str = "") -> str:
+    """A ratio as a percentage, ``sign`` "+" for a difference."""
+    return "–" if value is None else f"{value:{sign}.1%}"
 
 
 def gib(size: float) -> str:
@@ -110,7 +110,7 @@ def _phase(c: Counts) -> dict[str, str]:
         "  under way at the end": f"{fate['in_flight']:,}",
     }
     for name, ms in c.time_ms.items():
-        rows[f"time, {name.replace('_', ' ')}"] = f"{number(ms, 1)} ms ({percent(ms / wall if wall else None)})"
+        rows[f"time, {name.replace('_', ' ')}"] = f"{number(ms, 1)} ms ({percent(ratio(ms, wall))})"
     return rows
 
 
@@ -123,20 +123,12 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a na
     "TPOT ms": lambda r: number(r.tpot_ms.mean, 1),
     "p99": lambda r: number(r.tpot_ms.p99, 1),
     "TTFT ms": lambda r: number(r.ttft_ms.mean, 0),
-    "GiB/token": lambda r: gib(_moved(r) / r.decode.tokens) if r.decode.tokens else "–",
-    "wasted": lambda r: percent(r.decode.link_bytes["wasted"] / _moved(r) if _moved(r) else None),
-    "prefetched": lambda r: percent(_share(r.decode.prefetch_hits, r.decode.lookups)),
-    "predict ms/token": lambda r: number(_share(r.decode.time_ms["predict"], r.decode.tokens)),
+    "GiB/token": lambda r: gib(r.decode.moved / r.decode.tokens) if r.decode.tokens else "–",
+    "wasted": lambda r: percent(ratio(r.decode.link_bytes["wasted"], r.decode.moved)),
+    "prefetched": lambda r: percent(ratio(r.decode.prefetch_hits, r.decode.lookups)),
+    "predict ms/token": lambda r: number(ratio(r.decode.time_ms["predict"], r.decode.tokens)),
     "tables MiB": lambda r: number(r.gpu_bytes["policy"] / 2**20, 1),
 }
-
-
-def _share(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-def _moved(report: Report) -> int:
-    return report.decode.link_bytes["demand"] + report.decode.link_bytes["prefetch"]
 
 
 def _named(report: Report) -> str:

@@ -5,11 +5,10 @@ for prefetch requests and evictions.
 """
 
 import gzip
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from ground.files import atomic_path
 
@@ -26,29 +25,21 @@ class Timeline:
         out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         out.write('{"ph":"M","pid":1,"name":"process_name","args":{"name":"moe-replay (simulated)"}}')
         for track, name in _TRACKS.items():
-            out.write(
-                f',\n{{"ph":"M","pid":1,"tid":{track},"name":"thread_name","args":{{"name":{json.dumps(name)}}}}}'
-            )
-            out.write(
-                f',\n{{"ph":"M","pid":1,"tid":{track},"name":"thread_sort_index","args":{{"sort_index":{track}}}}}'
-            )
+            self._event('"ph":"M"', track, '"name":"thread_name"', f'"name":"{name}"')
+            self._event('"ph":"M"', track, '"name":"thread_sort_index"', f'"sort_index":{track}')
 
-    def close(self) -> None:
-        """Finish the JSON."""
-        self._out.write("\n]}\n")
+    def _event(self, kind: str, track: int, what: str, args: str) -> None:
+        self._out.write(f',\n{{{kind},"pid":1,"tid":{track},{what},"args":{{{args}}}}}')
 
     def _name(self, expert: int) -> str:
         layer, number = divmod(expert, self._experts)
         return f"L{layer} e{number}"
 
     def _slice(self, track: int, begin: int, end: int, name: str, args: str = "") -> None:
-        when = f'"ts":{begin / 1e3:.3f},"dur":{(end - begin) / 1e3:.3f}'
-        self._out.write(f',\n{{"ph":"X","pid":1,"tid":{track},{when},"name":"{name}","args":{{{args}}}}}')
+        self._event('"ph":"X"', track, f'"ts":{begin / 1e3:.3f},"dur":{(end - begin) / 1e3:.3f},"name":"{name}"', args)
 
     def _instant(self, track: int, now: int, name: str, args: str = "") -> None:
-        self._out.write(
-            f',\n{{"ph":"i","s":"t","pid":1,"tid":{track},"ts":{now / 1e3:.3f},"name":"{name}","args":{{{args}}}}}'
-        )
+        self._event('"ph":"i","s":"t"', track, f'"ts":{now / 1e3:.3f},"name":"{name}"', args)
 
     def transfer(self, begin: int, end: int, expert: int, kind: str, whole: bool) -> None:
         """A stretch on the link."""
@@ -80,12 +71,7 @@ class Timeline:
 @contextmanager
 def timeline(path: str | Path, n_layers: int, n_experts: int) -> Iterator[Timeline]:
     """Write a timeline to ``path`` (gzipped if it ends in .gz), whole or not at all. Raises OSError."""
-    with (
-        atomic_path(path) as part,
-        gzip.open(part, "wt", encoding="utf-8")
-        if str(path).endswith(".gz")
-        else part.open("w", encoding="utf-8") as out,
-    ):
-        writer = Timeline(out, n_layers, n_experts)
-        yield writer
-        writer.close()
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with atomic_path(path) as part, cast(IO[str], opened(part, "wt", encoding="utf-8")) as out:
+        yield Timeline(out, n_layers, n_experts)
+        out.write("\n]}\n")

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from sim.bounds import Bounds, bounds
+from sim.bounds import Bounds
 from sim.log import DECODE, Counters, Log
-from sim.plan import Discipline
 from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.prepared import PreparedRun, prepare, report
@@ -28,10 +27,9 @@ def replay_cold(
     policy: str,
     values: Mapping[str, object] | None = None,
     *,
-    discipline: Discipline | None = None,
-    chunks: int | None = None,
     engine: Engine = "auto",
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda steps: None,
+    **link: Any,
 ) -> Report:
     """As ``sim.run.prepared.replay``, the cache being empty where a sequence begins.
 
@@ -41,48 +39,43 @@ def replay_cold(
         raise InputError(f"--cold: {scene.batch} sequences decode together and share a cache; expected --batch 1")
     runs: list[PreparedRun] = []
     done = []
-    steps = [0]
+    before = 0
     for one in _sequences(scene):
-        runs.append(prepare(one, policy, values, discipline=discipline, chunks=chunks))
-        before = steps[-1]
-        told = None if progress is None else lambda count, before=before: progress(before + count)
+        runs.append(prepare(one, policy, values, **link))
+
+        def told(count: int, before: int = before) -> None:
+            progress(before + count)
+
         done.append(runs[-1].execute(engine=engine, progress=told))
-        steps.append(before + one.work.schedule.n_steps)
+        before += one.work.schedule.n_steps
     most = max(run.plan.gpu_bytes for run in runs)
-    whole = replace(
-        runs[0],
-        scene=replace(scene, bound=_joined_bounds([run.scene for run in runs])),
-        plan=replace(runs[0].plan, gpu_bytes=most),
-    )
+    whole = replace(runs[0], scene=scene, plan=replace(runs[0].plan, gpu_bytes=most))
+    bound = _joined_bounds([run.scene for run in runs])
     own = [run.plan.note for run in runs[1:] if run.plan.note not in ("", runs[0].plan.note)]
     notes = dict.fromkeys([NOTE, *own, *(note for execution in done for note in execution.notes)])
     engines = " and ".join(dict.fromkeys(execution.engine for execution in done))
     log = joined([execution.log for execution in done])
-    cold = report(whole, log, engine=engines, clock="simulated", notes=list(notes))
+    cold = report(whole, log, engine=engines, clock="simulated", notes=list(notes), bound=bound)
     return replace(cold, settings=cold.settings | {"cold": True})
 
 
 def _sequences(scene: Scene) -> list[Scene]:
     """A scene of each sequence, in the order in which they run."""
-    scenes = []
-    for number in range(scene.trace.n_sequences):
-        trace = scene.trace.take(np.array([number]))
-        work = workload(trace, scene.model, scene.hardware, batched(trace, 1))
-        bound = bounds(work, scene.budget, scene.hardware.link_bytes_per_s)
-        scenes.append(replace(scene, trace=trace, work=work, bound=bound))
-    return scenes
+    traces = (scene.trace.take(np.array([number])) for number in range(scene.trace.n_sequences))
+    return [
+        replace(scene, trace=trace, work=workload(trace, scene.model, scene.hardware, batched(trace, 1)))
+        for trace in traces
+    ]
 
 
 def _joined_bounds(scenes: Sequence[Scene]) -> Bounds:
     """Bounds of runs one after another: what is to be computed and moved adds up."""
     size = np.array([one.work.lookup_bytes[one.work.lookup_phase == DECODE].sum() for one in scenes])
     hits = [one.bound.decode_hit_ratio or 0.0 for one in scenes]
-    return Bounds(
-        compute_ns=sum(one.bound.compute_ns for one in scenes),
-        link_bytes=sum(one.bound.link_bytes for one in scenes),
-        decode_compute_ns=sum(one.bound.decode_compute_ns for one in scenes),
-        decode_link_bytes=sum(one.bound.decode_link_bytes for one in scenes),
-        bytes_per_s=scenes[0].bound.bytes_per_s,
+    sums = ("compute_ns", "link_bytes", "decode_compute_ns", "decode_link_bytes")
+    return replace(
+        scenes[0].bound,
+        **{name: sum(getattr(one.bound, name) for one in scenes) for name in sums},
         decode_hit_ratio=float(np.dot(hits, size) / size.sum()) if size.sum() else None,
     )
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from ground.errors import InputError
 from ground.foreign_code import errors_name
+from sim.bounds import Bounds
 from sim.eviction import foresees
 from sim.log import Log
 from sim.plan import Discipline, Plan, PlanError
@@ -60,23 +61,14 @@ class PreparedRun:
     plan: Plan
     terms: RunTerms
 
-    def simulate(
-        self,
-        *,
-        engine: Engine = "auto",
-        observer: Observer | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Report:
-        """Execute it in simulated time and report; the arguments are those of ``execute``. Raises InputError."""
-        return self.simulated(self.execute(engine=engine, observer=observer, progress=progress))
+    def simulate(self, **options: Any) -> Report:
+        """Execute it in simulated time and report; the ``options`` are those of ``execute``. Raises InputError."""
+        return self.simulated(self.execute(**options))
 
     def execute(
-        self,
-        *,
-        engine: Engine = "auto",
-        observer: Observer | None = None,
+        self, *, engine: Engine = "auto", observer: Observer | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Execution:
+    ) -> Execution:  # fmt: skip
         """Execute it in simulated time.
 
         Args:
@@ -149,13 +141,10 @@ def replay(
     *,
     discipline: Discipline | None = None,
     chunks: int | None = None,
-    engine: Engine = "auto",
-    observer: Observer | None = None,
-    progress: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Report:
-    """``prepare`` a run, and ``PreparedRun.simulate`` it. Raises InputError."""
-    run = prepare(scene, policy, values, discipline=discipline, chunks=chunks)
-    return run.simulate(engine=engine, observer=observer, progress=progress)
+    """``prepare`` a run, and ``PreparedRun.simulate`` it with ``options``. Raises InputError."""
+    return prepare(scene, policy, values, discipline=discipline, chunks=chunks).simulate(**options)
 
 
 def settle_for(
@@ -185,11 +174,14 @@ def _digest(view: View) -> str:
     return digest.hexdigest()
 
 
-def report(run: PreparedRun, log: Log, *, engine: str, clock: str, notes: Sequence[str] = ()) -> Report:
+def report(
+    run: PreparedRun, log: Log, *, engine: str, clock: str, notes: Sequence[str] = (), bound: Bounds | None = None
+) -> Report:
     """The report of ``run``, of which ``log`` says what happened.
 
     Whoever executed it says which ``engine`` that was, by which ``clock`` (simulated or measured), and what a person
-    should know of it. A measured run is one of a scene whose workload has the times that were measured.
+    should know of it, and ``bound`` what no policy could beat, if not that of the scene. A measured run is one of a
+    scene whose workload has the times that were measured.
     """
     scene, plan, model = run.scene, run.plan, run.scene.model
     every, left = model.all_expert_bytes, scene.budget - plan.gpu_bytes
@@ -197,7 +189,7 @@ def report(run: PreparedRun, log: Log, *, engine: str, clock: str, notes: Sequen
         "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
-        "kv": _most_kv(scene),
+        "kv": int(cached_tokens(scene.trace, scene.work.schedule).max()) * model.kv_bytes_per_token,
     }
     settings = {
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts),
@@ -210,25 +202,14 @@ def report(run: PreparedRun, log: Log, *, engine: str, clock: str, notes: Sequen
         "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
     }
     # A reference that holds every expert is not held to what a smaller memory must move.
-    unbound = replace(scene.bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
-    bound = None if plan.host is not None else unbound if plan.everything_resident else scene.bound
+    bound = bound or scene.bound
+    if plan.everything_resident:
+        bound = replace(bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
     return report_of_log(
-        scene.work,
-        log,
-        bound,
-        policy=run.policy.name,
-        parameters=run.parameters,
-        gpu_bytes=gpu,
-        clock=clock,
-        provenance=_provenance(scene),
-        settings=settings,
+        scene.work, log, bound if plan.host is None else None, policy=run.policy.name, parameters=dict(run.parameters),
+        gpu_bytes=gpu, clock=clock, provenance=_provenance(scene), settings=settings,
         notes=[*_notes(scene, plan, gpu), *notes],
-    )
-
-
-def _most_kv(scene: Scene) -> int:
-    """The most bytes of keys and values that the running sequences hold at once."""
-    return int(cached_tokens(scene.trace, scene.work.schedule).max()) * scene.model.kv_bytes_per_token
+    )  # fmt: skip
 
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,9 +46,13 @@ class Scene:
     split: str
     seed: int
     work: Workload
-    bound: Bounds
     notes: tuple[str, ...] = ()
     """What a person should know of it, whatever the policy."""
+
+    @cached_property
+    def bound(self) -> Bounds:
+        """What no policy can beat."""
+        return bounds(self.work, self.budget, self.hardware.link_bytes_per_s)
 
 
 def bundled_traces() -> list[Path]:
@@ -106,26 +110,17 @@ def scene_of(options: SceneOptions, *, learns: bool = True) -> Scene:
         raise InputError(f"seed: {options.seed}; give at least 0")
     replayed = [Trace.load(path) for path in options.traces]
     whole = mix(replayed)
-    spec, notes = _charged_model(whole, options.model)
-    machine = Hardware.load(options.hardware)
+    model, notes = _charged_model(whole, options.model)
+    hardware = Hardware.load(options.hardware)
     trace = whole.select(options.split)
-    budget = parse_capacity(options.cache, spec.expert_bytes, spec.experts)
-    work = workload(trace, spec, machine, batched(trace, options.batch))
-    profile = options.profile
+    budget = parse_capacity(options.cache, model.expert_bytes, model.experts)
+    work = workload(trace, model, hardware, batched(trace, options.batch))
+    profile = tuple(_profiles(whole, replayed, options.profile)) if learns or options.profile else ()
+    software = PredictionCosts.load(options.software, hardware)
     return Scene(
-        trace=trace,
-        profile=tuple(_profiles(whole, replayed, profile)) if learns or profile else (),
-        model=spec,
-        hardware=machine,
-        software=PredictionCosts.load(options.software, machine),
-        budget=budget,
-        batch=options.batch,
-        split=options.split,
-        seed=options.seed,
-        work=work,
-        bound=bounds(work, budget, machine.link_bytes_per_s),
+        trace, profile, model, hardware, software, budget, options.batch, options.split, options.seed, work,
         notes=tuple(dict.fromkeys([*notes, *doubts(whole)])),
-    )
+    )  # fmt: skip
 
 
 def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[str, ...]]:

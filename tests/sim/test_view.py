@@ -281,7 +281,7 @@ def test_only_rules_that_say_so_are_told_the_future(clairvoyant: bool) -> None:
 def test_a_rule_that_is_told_the_future_is_refused_to_who_does_not_say_so() -> None:
     world = walk(4, 1)
     machine, soft = world.hardware, world.software
-    here = Scene(world.trace, (), world.model, machine, soft, world.budget, 1, "eval", 0, world.work, world.bounds())
+    here = Scene(world.trace, (), world.model, machine, soft, world.budget, 1, "eval", 0, world.work)
     with pytest.raises(InputError, match="foreseer: its eviction rule next-use is told the future"):
         prepare(here, "tests.sim.test_view:Foreseer")
     assert prepare(here, "clairvoyant").plan.eviction == "next-use"
