@@ -10,6 +10,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 _LOG_SECONDS = 10.0
 
 
+def say(line: str) -> None:
+    """A line on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class Watch:
     """Show how far one piece of work is; use as a context manager.
 
@@ -23,14 +28,10 @@ class Watch:
         console = Console(stderr=True)
         self._bar: Progress | None = None
         if console.is_terminal:
-            columns = (
-                TextColumn(what),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}"),
-            )
-            self._bar = Progress(*columns, console=console)
+            self._bar = Progress(
+                TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+                TextColumn("{task.description}"), console=console,
+            )  # fmt: skip
             self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> "Watch":
@@ -52,8 +53,4 @@ class Watch:
         now = time.monotonic()
         if now - self._last >= _LOG_SECONDS or fraction >= 1.0:
             self._last = now
-            print(
-                f"{self.what}: {100 * fraction:.0f} % after {now - self._started:.0f} s  {note}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"{self.what}: {100 * fraction:.0f} % after {now - self._started:.0f} s  {note}")

@@ -1,7 +1,6 @@
 """``replay``, ``generate`` and ``lookup``: from what a person typed to a report on the terminal and in a file."""
 
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, values_of, written
-from ground.progress import Watch
+from ground.progress import Watch, say
 from ground.text import printable_lines
 from realrun.device.faults import RunError
 from realrun.engine.replay import interruptible, run
@@ -39,7 +38,7 @@ def replay_command(options: ReplayOptions) -> None:
     reports: list[Report] = []
     with written(options.json) as write:
         with open_rig(
-            here.model, options.device, shared=options.shared, limit=limit, seed=options.seed, say=_say
+            here.model, options.device, shared=options.shared, limit=limit, seed=options.seed, say=say
         ) as rig, interruptible() as stop, Watch("replay") as watch:  # fmt: skip
             for one in runs:
                 progress = lambda steps, name=one.policy.name: watch.at(steps / total, name)  # noqa: E731
@@ -56,10 +55,6 @@ def replay_command(options: ReplayOptions) -> None:
         write(data if len(runs) > 1 else data[0])  # after the report is out: a disk may be full
     if len(reports) < len(runs) or not reports[-1].settings["complete"]:
         raise KeyboardInterrupt
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def generate_command(options: GenerateOptions) -> None:
@@ -128,7 +123,7 @@ def generate_command(options: GenerateOptions) -> None:
         write({**summary, "text": text, "token_ids": result.tokens})
     if options.json != "-":
         print(printable_lines(text))
-    _say("; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary.items()))
+    say("; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary.items()))
 
 
 def _text(prompt: str) -> str:

@@ -6,9 +6,9 @@ of a run's time are compared by their share of it as well: a part that takes nex
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sim.report.metrics import Counts, Report
+from sim.report.metrics import Report
 
 Unit = Literal["tokens/s", "ms", "look-ups", "share", "bytes"]
 
@@ -38,22 +38,24 @@ class Component:
             return 0.0 if self.simulated == 0 else None
         return self.simulated / self.measured - 1
 
+    @property
+    def size(self) -> float:
+        """Of the error; a part that is there on one clock alone is off by all of it."""
+        return 1.0 if self.error is None else abs(self.error)
+
 
 def compare(simulated: Report, measured: Report, cache: str, policy: str | None = None) -> list[Component]:
     """Every component of two reports of the same run, the reports' own figures first, then decode's parts."""
     name = policy or measured.policy
-    rows = []
-    for component, unit, read in _COMPONENTS:
-        rows.append(Component(name, cache, component, unit, read(simulated), read(measured)))
-    return rows
+    return [Component(name, cache, what, unit, read(simulated), read(measured)) for what, unit, read in _COMPONENTS]
 
 
 def _counted(key: str) -> Callable[[Report], float | None]:
-    return lambda report: _plain(getattr(report.decode, key))
+    def read(report: Report) -> float | None:
+        value = getattr(report.decode, key)
+        return None if value is None else float(value)
 
-
-def _plain(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return read
 
 
 def _time(*parts: str) -> Callable[[Report], float | None]:
@@ -64,10 +66,6 @@ def _time(*parts: str) -> Callable[[Report], float | None]:
 def _prefill(*parts: str) -> Callable[[Report], float | None]:
     """Milliseconds of some parts of all prefills together."""
     return lambda report: sum(report.prefill.time_ms.get(part, 0.0) for part in parts)
-
-
-def _moved(counts: Counts) -> float:
-    return float(counts.link_bytes["demand"] + counts.link_bytes["prefetch"])
 
 
 _COMPONENTS: tuple[tuple[str, Unit, Callable[[Report], float | None]], ...] = (
@@ -91,8 +89,8 @@ _COMPONENTS: tuple[tuple[str, Unit, Callable[[Report], float | None]], ...] = (
     ("predict", "ms", _time("predict")),
     ("bytes demand", "bytes", lambda r: float(r.decode.link_bytes["demand"])),
     ("bytes prefetch", "bytes", lambda r: float(r.decode.link_bytes["prefetch"])),
-    ("bytes", "bytes", lambda r: _moved(r.decode)),
-    ("bytes prefill", "bytes", lambda r: _moved(r.prefill)),
+    ("bytes", "bytes", _counted("moved")),
+    ("bytes prefill", "bytes", lambda r: float(r.prefill.moved)),
     ("prefill compute and loop", "ms", _prefill("compute", "other")),
     ("prefill stall demand", "ms", _prefill("stall_demand")),
     ("prefill stall late", "ms", _prefill("stall_late")),
@@ -125,40 +123,35 @@ class Summary:
 def matters(row: Component, rows: list[Component]) -> bool:
     """Whether a part of the time is at least `MATTERS` of its run's time per token, in either clock."""
     parts = PARTS if row.component in PARTS else PREFILL_PARTS
-    whole = sum(r.measured or 0.0 for r in rows if r.component in parts and _same(r, row))
-    return max(row.simulated or 0.0, row.measured or 0.0) >= MATTERS * whole
+    of_run = [r for r in rows if r.component in parts and (r.policy, r.cache) == (row.policy, row.cache)]
+    return max(row.simulated or 0.0, row.measured or 0.0) >= MATTERS * sum(r.measured or 0.0 for r in of_run)
+
+
+def worst(rows: list[Component], components: tuple[str, ...]) -> Component | None:
+    """The one with the largest error of those of ``components`` that matter."""
+    parts = [row for row in rows if row.component in components and matters(row, rows)]
+    return max(parts, key=lambda row: row.size, default=None)
 
 
 def summarise(rows: list[Component]) -> Summary:
     """The worst and mean errors; raises ValueError without rows."""
-    pairs = [row for row in rows if row.component == "throughput"]
-    throughput = [abs(row.error) for row in pairs if row.error is not None]
-    shares = [abs(row.error) for row in rows if row.unit == "share" and row.error is not None]
-    ttft = [abs(row.error) for row in rows if row.component == "TTFT mean" and row.error is not None]
+
+    def errors(*components: str) -> list[float]:
+        return [abs(row.error) for row in rows if row.component in components and row.error is not None]
+
+    def of(part: Component | None) -> tuple[float, str]:
+        return (part.size, f"{part.component}, {part.policy} at {part.cache}") if part else (0.0, "")
+
+    pairs = sum(row.component == "throughput" for row in rows)
     if not pairs:
         raise ValueError("no pair of runs to summarise")
+    throughput = errors("throughput")
     return Summary(
         max(throughput, default=None),
         sum(throughput) / len(throughput) if throughput else None,
-        max(shares, default=0.0),
-        *_worst(rows, PARTS),
-        max(ttft, default=0.0),
-        *_worst(rows, PREFILL_PARTS),
-        len(pairs),
+        max(errors("hits", "late", "misses"), default=0.0),
+        *of(worst(rows, PARTS)),
+        max(errors("TTFT mean"), default=0.0),
+        *of(worst(rows, PREFILL_PARTS)),
+        pairs,
     )
-
-
-def _worst(rows: list[Component], components: tuple[str, ...]) -> tuple[float, str]:
-    """The largest error of those of ``components`` that matter, and whose it is."""
-    parts = [(_size(row), row) for row in rows if row.component in components and matters(row, rows)]
-    worst, part = max(parts, key=lambda pair: pair[0], default=(0.0, None))
-    return worst, f"{part.component}, {part.policy} at {part.cache}" if part else ""
-
-
-def _size(row: Component) -> float:
-    """A part that is there on one clock alone is off by all of it."""
-    return 1.0 if row.error is None else abs(row.error)
-
-
-def _same(a: Component, b: Component) -> bool:
-    return (a.policy, a.cache) == (b.policy, b.cache)

@@ -10,7 +10,7 @@ Both are set against the measured runs of this project, by milliseconds of one l
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -42,17 +42,13 @@ def baselines(machine: Machine, model: ModelSpec, reports: Sequence[dict[str, An
     """
     found: dict[str, float] = {}
     left_out: dict[str, str] = {}
-    ways: dict[str, Callable[[], float]] = {
-        "accelerate cpu_offload": lambda: accelerate_ms(machine, model),
-        "on-demand copies, pageable": lambda: pageable_ms(machine, model),
-    }
-    for name, way in ways.items():
+    for name, way in (("accelerate cpu_offload", accelerate_ms), ("on-demand copies, pageable", pageable_ms)):
         try:
-            found[name] = way()
+            found[name] = way(machine, model)
         except (InputError, ModuleNotFoundError, RuntimeError) as reason:
             left_out[name] = str(reason).splitlines()[0]
     ours = _ours(reports, model)
-    best = min(ours, key=lambda name: ours[name]) if ours else None
+    best = min(ours, key=ours.__getitem__, default=None)
     ratios = {name: f"{ms:.2f} ms a layer{_against(ms, ours, best)}" for name, ms in found.items()}
     return {"ms": found | ours, "ratios": ratios | left_out, "left_out": left_out}
 
@@ -110,7 +106,7 @@ def _offloaded_ms(machine: Machine, model: ModelSpec, layers: int, tokens: int) 
 
 def _mixtral(machine: Machine, model: ModelSpec, layers: int) -> Any:
     """A model of transformers' Mixtral class with these dimensions and random weights, in ordinary host memory."""
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import AutoModelForCausalLM, MixtralConfig
 
     kind, _, numbers = model.attention.shape.partition(" ")
     if kind != "GQA" or model.expert_matrices != 3 or model.shared_ffn:
@@ -121,14 +117,8 @@ def _mixtral(machine: Machine, model: ModelSpec, layers: int) -> Any:
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, num_local_experts=model.experts,
         num_experts_per_tok=model.top_k, vocab_size=1024, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    torch = machine.torch
-    with torch.device(machine.device):  # random numbers are made faster there
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            made = MixtralForCausalLM(config)
-        finally:
-            torch.set_default_dtype(before)
+    with machine.torch.device(machine.device):  # random numbers are made faster there
+        made = AutoModelForCausalLM.from_config(config, dtype=machine.torch.bfloat16)
     return made.eval().to("cpu")
 
 

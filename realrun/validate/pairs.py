@@ -1,6 +1,5 @@
 """Policies x cache sizes, simulated and measured on one machine: how far the simulator is off, part by part."""
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import values_of
 from ground.plots import import_matplotlib
+from ground.progress import say
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.machine_profile import calibrate
 from realrun.calibrate.thoroughness import FULL, QUICK, TINY
@@ -63,7 +63,7 @@ def validate(options: ValidateOptions, command: str) -> Record:
         raise InputError(f"nothing can be run: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}")
     record = Record(command, _provenance(first, machine, options), profile=profile)
     with open_rig(
-        first.model, options.device, shared=options.shared, limit=limit, say=_say
+        first.model, options.device, shared=options.shared, limit=limit, say=say
     ) as rig, interruptible() as stop:  # fmt: skip
         _run_pairs(record, scenes, wanted, rig, options, stop)
     if record.complete and not record.rows:
@@ -146,18 +146,15 @@ def _run_pairs(
             continue
         if pair is None:  # half a run is no pair
             return
-        _add(record, cache, one.label, *pair, scenes[cache])
+        simulated, measured = pair
+        record.add(compare(simulated, measured, cache, one.label), simulated, measured.to_json(), scenes[cache])
         record.write(options.folder)
         line = record.lines()[-1]
-        _say(
+        say(
             f"{number}/{len(pairs)} {line[0]} at {line[1]}: {line[2]} tokens/s simulated, {line[3]} measured, "
             f"{line[4]} ({time.monotonic() - begin:.1f} s)"
         )
     record.complete = True
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _both(
@@ -183,27 +180,6 @@ def _both(
 
 def _decode_s(report: Report) -> float:
     return sum(report.decode.time_ms.values()) / 1e3
-
-
-def _add(record: Record, cache: str, label: str, simulated: Report, measured: Report, here: Scene) -> None:
-    record.rows += compare(simulated, measured, cache, label)
-    record.reports.append(
-        {"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": measured.to_json()}
-    )
-    decode = measured.decode
-    moved = decode.link_bytes["demand"] + decode.link_bytes["prefetch"]
-    busy = measured.settings["link_busy_ms"]
-    record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
-        moved, sum(decode.time_ms.values()), busy, here
-    )
-
-
-def link_shares(moved: int, whole_ms: float, busy_ms: float, here: Scene) -> tuple[float | None, float | None]:
-    """Bytes over decode's time and over the time in which copies were under way, as shares of copies in a row."""
-    size = here.model.expert_bytes[0]
-    in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
-    used, busy = (moved / (ms / 1e3) / in_a_row if ms else None for ms in (whole_ms, busy_ms))
-    return used, busy
 
 
 def _provenance(here: Scene, machine: Machine, options: ValidateOptions) -> dict[str, Any]:

@@ -23,8 +23,10 @@ from ground.output import show
 from ground.plots import new_figure, save_png
 from ground.tables import Parts
 from realrun.calibrate.machine import Machine
-from realrun.validate.agreement import PARTS, PREFILL_PARTS, Component, Summary, matters, summarise
-from sim.run.scene import code_version
+from realrun.validate.agreement import PARTS, PREFILL_PARTS, Component, Summary, summarise, worst
+from sim.report.metrics import Report
+from sim.report.tables import percent
+from sim.run.scene import Scene, code_version
 
 HEADINGS = (
     "policy", "cache", "tokens/s sim", "measured", "error", "hits sim", "measured", "late sim", "measured",
@@ -62,16 +64,27 @@ class Record:
     rows: list[Component] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
-    link_used: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    """The share of the link's own peak at which each measured run moved its bytes."""
-    link_rate: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    """The same while anything was on its way."""
+    link: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
+    """At which share of the link's own peak each measured run moved its bytes: in all, and while copies were on their
+    way.
+    """
     left_out: list[str] = field(default_factory=list)
     """Policies that could not run, and why."""
     baselines: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     profile: str = ""
     """The profile as text where it was measured for these runs."""
+
+    def add(self, rows: list[Component], simulated: Report, measured: dict[str, Any], here: Scene) -> None:
+        """A pair of runs of ``here``: what compares them, and both reports, the ``measured`` one as data."""
+        policy, cache = rows[0].policy, rows[0].cache
+        self.rows += rows
+        self.reports.append({"policy": policy, "cache": cache, "simulated": simulated.to_json(), "measured": measured})
+        size = here.model.expert_bytes[0]
+        in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
+        moved = measured["link_bytes"]["demand"] + measured["link_bytes"]["prefetch"]
+        times_ms = sum(measured["time_ms"].values()), measured["settings"]["link_busy_ms"]
+        self.link[policy, cache] = [moved / (ms / 1e3) / in_a_row if ms else None for ms in times_ms]
 
     def summary(self) -> Summary | None:
         """The targets' figures, None before the first pair."""
@@ -105,33 +118,35 @@ class Record:
             else:
                 (folder / FILES[-1]).unlink(missing_ok=True)
 
+    def _pairs(self) -> dict[tuple[str, str], dict[str, Component]]:
+        """The components of each pair by their names."""
+        pairs: dict[tuple[str, str], dict[str, Component]] = {}
+        for row in self.rows:
+            pairs.setdefault((row.policy, row.cache), {})[row.component] = row
+        return pairs
+
     def lines(self) -> list[list[str]]:
         """One line of the table for each pair, as text."""
-        pairs = list(dict.fromkeys((row.policy, row.cache) for row in self.rows))
-        return [self._line(policy, cache) for policy, cache in pairs]
+        return [self._line(*pair, found) for pair, found in self._pairs().items()]
 
-    def _line(self, policy: str, cache: str) -> list[str]:
-        found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
-        cells = [policy, cache, *_pair(found["throughput"], "{:.3f}"), _percent(found["throughput"].error, "+")]
+    def _line(self, policy: str, cache: str, found: dict[str, Component]) -> list[str]:
+        cells = [policy, cache, *_cells_of(found["throughput"], 3)]
         for share in ("hits", "late", "misses"):
-            cells += [_percent(found[share].simulated), _percent(found[share].measured)]
+            cells += [percent(found[share].simulated), percent(found[share].measured)]
         tokens = next(r for r in self.reports if (r["policy"], r["cache"]) == (policy, cache))["measured"]["tokens"]
         moved = found["bytes"]
         cells += [f"{(value or 0) / 1e9 / max(1, tokens):.3f}" for value in (moved.simulated, moved.measured)]
-        cells += [_percent(found["TTFT mean"].error, "+"), _percent(found["TPOT p95"].error, "+")]
-        parts = [found[part] for part in PARTS if matters(found[part], list(found.values()))]
-        worst = max(parts, key=lambda row: 1.0 if row.error is None else abs(row.error), default=None)
-        cells.append("–" if worst is None else f"{worst.component} {_percent(worst.error, '+')}")
-        return [*cells, *(_percent(share.get((policy, cache))) for share in (self.link_used, self.link_rate))]
+        cells += [percent(found[name].error, "+") for name in ("TTFT mean", "TPOT p95")]
+        part = worst(list(found.values()), PARTS)
+        cells.append("–" if part is None else f"{part.component} {percent(part.error, '+')}")
+        return [*cells, *map(percent, self.link.get((policy, cache), (None, None)))]
 
     def details(self, components: Sequence[str]) -> list[list[str]]:
         """One line for each pair: of each component, in milliseconds, simulated, measured and the error."""
-        lines = []
-        for policy, cache in dict.fromkeys((row.policy, row.cache) for row in self.rows):
-            found = {row.component: row for row in self.rows if (row.policy, row.cache) == (policy, cache)}
-            cells = [[*_pair(found[name], "{:.2f}"), _percent(found[name].error, "+")] for name in components]
-            lines.append([policy, cache, *(cell for three in cells for cell in three)])
-        return lines
+        return [
+            [*pair, *(cell for name in components for cell in _cells_of(found[name], 2))]
+            for pair, found in self._pairs().items()
+        ]
 
     def table(self) -> Parts:
         """The pairs for a terminal, what was simulated and what was measured in one cell."""
@@ -153,8 +168,8 @@ class Record:
         return [
             f"{summary.pairs} pairs of runs{'' if self.complete else ' (interrupted: not all that was asked for)'}",
             *self._without_a_gpu(),
-            f"throughput: off by {_share(summary.throughput_mean)} on average, "
-            f"{_share(summary.throughput_worst)} at worst",
+            f"throughput: off by {percent(summary.throughput_mean)} on average, "
+            f"{percent(summary.throughput_worst)} at worst",
             f"hits, late, misses: off by {100 * summary.shares_worst:.2f} points at worst",
             f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
             f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
@@ -206,16 +221,10 @@ def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _pair(row: Component, shape: str) -> list[str]:
-    return ["–" if value is None else shape.format(value) for value in (row.simulated, row.measured)]
-
-
-def _percent(value: float | None, sign: str = "") -> str:
-    return "–" if value is None else f"{100 * value:{sign}.1f}%"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+def _cells_of(row: Component, digits: int) -> list[str]:
+    """Simulated, measured, and the error."""
+    values = ["–" if value is None else f"{value:.{digits}f}" for value in (row.simulated, row.measured)]
+    return [*values, percent(row.error, "+")]
 
 
 def _csv(rows: Sequence[Component]) -> str:

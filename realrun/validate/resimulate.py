@@ -15,12 +15,11 @@ from ground.files import keep_apart
 from realrun.engine.replay import for_device
 from realrun.engine.small_scene import WIDTHS, first_steps
 from realrun.validate.agreement import compare
-from realrun.validate.pairs import Contestant, link_shares
+from realrun.validate.pairs import Contestant
 from realrun.validate.record import FILES, Record, as_written
 from sim.policies import policy_class
-from sim.report.metrics import Report
 from sim.run.prepared import prepare
-from sim.run.scene import Scene, bundled_traces, code_version, scene
+from sim.run.scene import bundled_traces, code_version, scene
 
 _KEPT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (lambda value: isinstance(value, str), "a text"),
@@ -74,24 +73,14 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
             here = first_steps(here, steps)
         simulated = for_device(prepare(here, wanted[label].name, wanted[label].values)).simulate()
         with as_written(source):
-            _add(record, here, label, cache, simulated, then, measured)
+            # What this code compares and that of then did not is without a measured figure.
+            rows = compare(simulated, simulated, cache, label)
+            rows = [replace(row, measured=measured.get((label, cache, row.component))) for row in rows]
+            record.add(rows, simulated, then, here)
+            record.lines(), record.verdict()  # what the files need of it is there
     provenance["hardware"] = here.hardware.name
     return record
 
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _add(
-    record: Record, here: Scene, label: str, cache: str, simulated: Report, then: dict[str, Any], measured: Any
-) -> None:
-    rows = compare(simulated, simulated, cache, label)
-    # What this code compares and that of then did not is without a measured figure.
-    record.rows += [replace(row, measured=measured.get((label, cache, row.component))) for row in rows]
-    record.reports.append({"policy": label, "cache": cache, "simulated": simulated.to_json(), "measured": then})
-    busy = then["settings"]["link_busy_ms"]
-    record.link_used[label, cache], record.link_rate[label, cache] = link_shares(
-        sum(then["link_bytes"][kind] for kind in ("demand", "prefetch")), sum(then["time_ms"].values()), busy, here
-    )
-    record.lines(), record.verdict()  # what the files need of it is there
