@@ -28,13 +28,10 @@ from sim.view import View
 
 
 class CacheMoEParameters(base.Parameters):
-    """Parameters of cache-moe.
-
-    Attributes:
-        speculate: how many experts that the next layer's gate names are loaded early; the paper takes 1 or 2.
-    """
+    """Parameters of cache-moe."""
 
     speculate: int = Field(default=2, ge=0, le=10_000)
+    """how many experts that the next layer's gate names are loaded early; the paper takes 1 or 2."""
 
 
 class CacheMoE(Policy):

@@ -14,15 +14,12 @@ from sim.workload import Workload
 
 
 class ClairvoyantParameters(base.Parameters):
-    """Parameters of clairvoyant.
-
-    Attributes:
-        loads: early copies what comes next as far ahead as the slots hold, which hides most of the link where compute
-            counts; fewest moves no byte more than MIN must, each as soon as MIN has room for it, which is faster where
-            the link is all that counts.
-    """
+    """Parameters of clairvoyant."""
 
     loads: Literal["early", "fewest"] = "early"
+    """early copies what comes next as far ahead as the slots hold, which hides most of the link where compute counts;
+    fewest moves no byte more than MIN must, each as soon as MIN has room for it, which is faster where the link is all
+    that counts."""
 
 
 class Clairvoyant(Policy):

@@ -33,42 +33,39 @@ from sim.view import View
 
 
 class DomoeParameters(base.Parameters):
-    """Parameters of DoMoE.
-
-    Attributes:
-        entries: most entries of a domain's table.
-        prototypes: most prototypes of a domain.
-        clusters: most centres of a prompt.
-        top_k: nearest entries that vote.
-        tables: domain tables consulted at most.
-        margin: consult a further table only if its score is less than this behind the best; 2 always does.
-        reading: of the lost matching formula: A the mean over the prompt's centres, B the largest cosine of all.
-        keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
-        layers: where to predict: adaptive (least expected time), sampled (the best of random sets), all, every:N.
-        chances: of a misprediction, on which that choice rests: offset, averaged over layers as in the paper; layer.
-        mode: full; table, a prediction at every layer; or trajectory, the same with MoE-Infinity's predictor (the
-            paper's ablation).
-        fetch: experts asked for, a layer; 0 for as many as a token takes.
-        reach: layers that a prediction covers at least; 0 for those up to the next prediction.
-        eviction: score: by how often the entries of the matched tables took an expert; lru; or lfu.
-        room: domain tables that GPU memory has room for; 0 for as many as one sequence consults.
-    """
+    """Parameters of DoMoE."""
 
     entries: int = Field(default=2000, ge=1)
+    """most entries of a domain's table."""
     prototypes: int = Field(default=16, ge=1)
+    """most prototypes of a domain."""
     clusters: int = Field(default=8, ge=1)
+    """most centres of a prompt."""
     top_k: int = Field(default=8, ge=1)
+    """nearest entries that vote."""
     tables: int = Field(default=2, ge=1)
+    """domain tables consulted at most."""
     margin: float = Field(default=0.05, ge=0)
+    """consult a further table only if its score is less than this behind the best; 2 always does."""
     reading: Reading = "A"
+    """of the lost matching formula: A the mean over the prompt's centres, B the largest cosine of all."""
     keys: Keys = "layer"
+    """layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's."""
     layers: str = "adaptive"
+    """where to predict: adaptive (least expected time), sampled (the best of random sets), all, every:N."""
     chances: Literal["offset", "layer"] = "offset"
+    """of a misprediction, on which that choice rests: offset, averaged over layers as in the paper; layer."""
     mode: Literal["full", "table", "trajectory"] = "full"
+    """full; table, a prediction at every layer; or trajectory, the same with MoE-Infinity's predictor (the paper's
+    ablation)."""
     fetch: int = Field(default=0, ge=0)
+    """experts asked for, a layer; 0 for as many as a token takes."""
     reach: int = Field(default=0, ge=0)
+    """layers that a prediction covers at least; 0 for those up to the next prediction."""
     eviction: Literal["lru", "lfu", "score"] = "score"
+    """score: by how often the entries of the matched tables took an expert; lru; or lfu."""
     room: int = Field(default=0, ge=0)
+    """domain tables that GPU memory has room for; 0 for as many as one sequence consults."""
 
     @field_validator("layers")
     @classmethod

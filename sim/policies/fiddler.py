@@ -33,20 +33,17 @@ HOST_GBPS, SHARED_GBPS = 63.8, 54.0
 
 
 class FiddlerParameters(base.Parameters):
-    """Parameters of fiddler.
-
-    Attributes:
-        host_gbps: bytes of weights that the host reads in a second while nothing else does, in 10^9; None for the
-            figure of the hardware profile, or for 63.8 where it has none.
-        shared_gbps: the same while experts cross the link; None likewise, or for 54.0.
-        tokens: how many tokens an expert serves on the host in the time of copying it.
-        beside: whether host and GPU work at the same time.
-    """
+    """Parameters of fiddler."""
 
     host_gbps: float | None = Field(default=None, ge=0.001, le=1e9)
+    """bytes of weights that the host reads in a second while nothing else does, in 10^9; None for the figure of the
+    hardware profile, or for 63.8 where it has none."""
     shared_gbps: float | None = Field(default=None, ge=0.001, le=1e9)
+    """the same while experts cross the link; None likewise, or for 54.0."""
     tokens: float = Field(default=10.0, ge=0.001, le=1e9)
+    """how many tokens an expert serves on the host in the time of copying it."""
     beside: bool = True
+    """whether host and GPU work at the same time."""
 
 
 class Fiddler(Policy):

@@ -40,15 +40,12 @@ SCALE = 2**20
 
 
 class FineMoEParameters(base.Parameters):
-    """Parameters of finemoe.
-
-    Attributes:
-        capacity: maps in the store.
-        distance: layers from a trajectory search to the layer that it predicts; 0 for the paper's of the model.
-    """
+    """Parameters of finemoe."""
 
     capacity: int = Field(default=1000, ge=1, le=1_000_000)
+    """maps in the store."""
     distance: int = Field(default=0, ge=0, le=10_000)
+    """layers from a trajectory search to the layer that it predicts; 0 for the paper's of the model."""
 
 
 class FineMoE(Policy):

@@ -35,21 +35,18 @@ from sim.view import View
 
 
 class FMoEParameters(base.Parameters):
-    """Parameters of fmoe.
-
-    Attributes:
-        entries: most entries of the table.
-        top_k: nearest entries that vote.
-        keys: layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's.
-        fetch: experts asked for, a layer; 0 for as many as a token takes.
-        eviction: lru, lfu, or score: by how often the entries of the table took an expert.
-    """
+    """Parameters of fmoe."""
 
     entries: int = Field(default=2000, ge=1)
+    """most entries of the table."""
     top_k: int = Field(default=8, ge=1)
+    """nearest entries that vote."""
     keys: Keys = "layer"
+    """layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's."""
     fetch: int = Field(default=0, ge=0)
+    """experts asked for, a layer; 0 for as many as a token takes."""
     eviction: Literal["lru", "lfu", "score"] = "score"
+    """lru, lfu, or score: by how often the entries of the table took an expert."""
 
 
 class FMoE(Policy):

@@ -44,19 +44,16 @@ SCALE = 2**40
 
 
 class MoEInfinityParameters(base.Parameters):
-    """Parameters of moe-infinity.
-
-    Attributes:
-        capacity: activation matrices in the collection; the paper finds 120 best.
-        scope: what the running matrix counts: the request so far, or the running token alone.
-        most: how many of the queue are asked for again, with new weights, while the match stays; 0 for all.
-        beside: match beside the step instead of on its critical path.
-    """
+    """Parameters of moe-infinity."""
 
     capacity: int = Field(default=120, ge=1, le=100_000)
+    """activation matrices in the collection; the paper finds 120 best."""
     scope: Literal["request", "iteration"] = "request"
+    """what the running matrix counts: the request so far, or the running token alone."""
     most: int = Field(default=32, ge=0)
+    """how many of the queue are asked for again, with new weights, while the match stays; 0 for all."""
     beside: bool = False
+    """match beside the step instead of on its critical path."""
 
 
 class MoEInfinity(Policy):

@@ -12,17 +12,14 @@ from sim.view import View
 
 
 class OracleParameters(base.Parameters):
-    """Parameters of oracle.
-
-    Attributes:
-        accuracy: share of guesses that are right; 1 is perfect, 0 names only experts that are not taken.
-        random: guess at random instead, whatever the accuracy.
-        ahead: how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins.
-    """
+    """Parameters of oracle."""
 
     accuracy: float = Field(default=1.0, ge=0, le=1)
+    """share of guesses that are right; 1 is perfect, 0 names only experts that are not taken."""
     random: bool = False
+    """guess at random instead, whatever the accuracy."""
     ahead: int = Field(default=1, ge=0, le=10_000)
+    """how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins."""
 
 
 class ByOracle(Policy):

@@ -12,14 +12,11 @@ from sim.view import View
 
 
 class PopularityParameters(base.Parameters):
-    """Parameters of popularity.
-
-    Attributes:
-        by: counts over the whole profile split, or over the sequences that carry the same domain label as the running
-            ones (so this variant is told the domain; a domain without a profile falls back to the whole).
-    """
+    """Parameters of popularity."""
 
     by: Literal["all", "domain"] = "all"
+    """counts over the whole profile split, or over the sequences that carry the same domain label as the running ones
+    (so this variant is told the domain; a domain without a profile falls back to the whole)."""
 
 
 class Popularity(Policy):

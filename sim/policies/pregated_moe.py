@@ -26,13 +26,10 @@ from sim.view import View
 
 
 class PregatedMoEParameters(base.Parameters):
-    """Parameters of pregated-moe.
-
-    Attributes:
-        cache: keep no experts, or those that a rule keeps.
-    """
+    """Parameters of pregated-moe."""
 
     cache: Literal["none", "lfu", "lru"] = "none"
+    """keep no experts, or those that a rule keeps."""
 
 
 class PregatedMoE(Policy):

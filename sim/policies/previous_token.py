@@ -10,13 +10,10 @@ from sim.view import View
 
 
 class PreviousTokenParameters(base.Parameters):
-    """Parameters of previous-token.
-
-    Attributes:
-        ahead: how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins.
-    """
+    """Parameters of previous-token."""
 
     ahead: int = Field(default=0, ge=0, le=10_000)
+    """how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins."""
 
 
 class PreviousToken(Policy):

@@ -29,23 +29,20 @@ from sim.view import View
 
 
 class ProMoEParameters(base.Parameters):
-    """Parameters of promoe.
-
-    Attributes:
-        stride: layers from the layer whose input is read to the first that it predicts.
-        window: layers that one net predicts.
-        first: experts of a layer to fetch; 0 for as many as the router takes.
-        width: hidden units of the nets that are charged.
-        epochs: passes over the profile split in training.
-        beside: predict beside the step instead of on its critical path.
-    """
+    """Parameters of promoe."""
 
     stride: int = Field(default=1, ge=1, le=1000)
+    """layers from the layer whose input is read to the first that it predicts."""
     window: int = Field(default=1, ge=1, le=1000)
+    """layers that one net predicts."""
     first: int = Field(default=0, ge=0)
+    """experts of a layer to fetch; 0 for as many as the router takes."""
     width: int = Field(default=512, ge=1, le=1_000_000)
+    """hidden units of the nets that are charged."""
     epochs: int = Field(default=10, ge=1, le=1000)
+    """passes over the profile split in training."""
     beside: bool = True
+    """predict beside the step instead of on its critical path."""
 
 
 class ProMoE(Policy):

@@ -9,24 +9,17 @@ from sim.view import View
 
 
 class CacheParameters(base.Parameters):
-    """Parameters of a plain cache.
-
-    Attributes:
-        scope: share the slots over all layers, or split them evenly, a pool a layer.
-    """
+    """Parameters of a plain cache."""
 
     scope: Literal["global", "layer"] = "global"
+    """share the slots over all layers, or split them evenly, a pool a layer."""
 
 
 class LFUParameters(CacheParameters):
-    """Parameters of LFU.
-
-    Attributes:
-        scope: share the slots over all layers, or split them evenly, a pool a layer.
-        counts: uses count while an expert is resident, or since the run began.
-    """
+    """Parameters of LFU."""
 
     counts: Literal["resident", "always"] = "resident"
+    """uses count while an expert is resident, or since the run began."""
 
 
 class LRU(Policy):

@@ -1,10 +1,9 @@
 """The built-in models, machines, software profiles and policies, as tables for people and as JSON for programs."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
-from docstring_parser import Docstring, DocstringStyle, ParseError, parse
+from docstring_parser import Docstring, DocstringStyle, ParseError, parse_from_object
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -253,17 +252,18 @@ def policy_view(name: str) -> Group:
 
 
 def _parameters(takes: type[Parameters]) -> dict[str, dict[str, Any]]:
-    """Parameters as a JSON schema has them, each described as the docstring of their class does."""
-    meanings = {p.arg_name: {"description": _flowing(p.description or "")} for p in _docstring(takes).params}
+    """Parameters as a JSON schema has them, each described as its docstring, or that of its class, does."""
+    kinds = [kind for kind in reversed(takes.__mro__) if issubclass(kind, Parameters)]
+    told = (param for kind in kinds for param in _docstring(kind).params)
+    meanings = {param.arg_name: {"description": _flowing(param.description or "")} for param in told}
     schemas = takes.model_json_schema().get("properties", {})
     return {key: meanings.get(key, {}) | schema for key, schema in schemas.items()}
 
 
 def _docstring(kind: type) -> Docstring:
     try:
-        said = inspect.getdoc(kind) if kind.__doc__ else None  # its own, not that of the class that it is made from
-        return parse(said or "", DocstringStyle.GOOGLE)
-    except ParseError:  # another package's, in a style of its own
+        return parse_from_object(kind, DocstringStyle.GOOGLE)
+    except (ParseError, TypeError):  # another package's, in a style of its own, or without its source
         return Docstring()
 
 
