@@ -83,7 +83,9 @@ def atomic_path(path: Name) -> Iterator[Path]:
         with _beside(Path(tempfile.gettempdir()) / target.name if in_place else target) as part:
             yield part
             if in_place:
-                with part.open("rb") as whole, os.fdopen(_opened(path), "wb") as out:
+                stream = _stream(path)  # which goes on where it is
+                descriptor = os.open(path, os.O_WRONLY) if stream is None else os.dup(stream)
+                with part.open("rb") as whole, os.fdopen(descriptor, "wb") as out:
                     shutil.copyfileobj(whole, out)
             else:
                 with part.open("rb+") as written:
@@ -131,7 +133,7 @@ def _check_writable(path: Path, name: str) -> None:
     if path.is_dir():
         which = "the current" if path == Path() else "a"
         raise InputError(f"{name}: is {which} folder; expected the name of a file to write")
-    if path.exists() and not _may(path, os.W_OK):
+    if path.exists() and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise InputError(f"{name}: may not be written")
     if _in_place(path):
         return
@@ -166,10 +168,6 @@ def _check_room(folder: Path, name: str) -> None:
         raise InputError(f"{name}: the folder {folder} may not be written ({error.strerror})") from None
 
 
-def _may(path: Path, what: int) -> bool:
-    return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
-
-
 def _in_place(path: Path) -> bool:
     """Whether there is something that must not be replaced: no regular file, or where standard output goes."""
     return path.exists() and not path.is_dir() and (not path.is_file() or _stream(path) is not None)
@@ -184,12 +182,6 @@ def _stream(path: Name) -> int | None:
         except OSError:  # closed
             continue
     return None
-
-
-def _opened(path: Name) -> int:
-    """A descriptor to write to what is there; that of a standard stream goes on where the stream is."""
-    stream = _stream(path)
-    return os.open(path, os.O_WRONLY) if stream is None else os.dup(stream)
 
 
 def _mode(target: Path) -> int:

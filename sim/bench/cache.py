@@ -33,7 +33,7 @@ def measure_caches(work: Workload, budget: int) -> list[CacheSpeed]:
     ids = np.ascontiguousarray(work.expert, np.int64)
     rows = [
         _best("compiled engine's cache", ids, slots, _ours(work, budget)),
-        _best("bare loop (the limit)", ids, slots, _bare(ids, slots)),
+        _best("bare loop (the limit)", ids, slots, lambda: lambda: _bare_lru(ids, slots, ids.max() + 1) / len(ids)),
     ]
     if find_spec("libcachesim") is None:
         rows.append(CacheSpeed("libCacheSim, native LRU (not installed)", len(ids), slots))
@@ -47,8 +47,11 @@ def measure_caches(work: Workload, budget: int) -> list[CacheSpeed]:
     return rows
 
 
-def _best(what: str, ids: np.ndarray, slots: int, prepare: Callable[[], Callable[[], float]]) -> CacheSpeed:
-    """``prepare`` makes a run that returns the share of misses."""
+Prepare = Callable[[], Callable[[], float]]
+"""Makes a run that returns the share of misses."""
+
+
+def _best(what: str, ids: np.ndarray, slots: int, prepare: Prepare) -> CacheSpeed:
     prepare()()  # compile, warm up
     best, missed = float("inf"), 0.0
     for _ in range(3):
@@ -59,7 +62,7 @@ def _best(what: str, ids: np.ndarray, slots: int, prepare: Callable[[], Callable
     return CacheSpeed(what, len(ids), slots, missed, len(ids) / best)
 
 
-def _ours(work: Workload, budget: int) -> Callable[[], Callable[[], float]]:
+def _ours(work: Workload, budget: int) -> Prepare:
     def prepare() -> Callable[[], float]:
         plan = Plan(eviction="lru")
         machine = build(work, plan, settle(work, plan, budget))
@@ -68,11 +71,7 @@ def _ours(work: Workload, budget: int) -> Callable[[], Callable[[], float]]:
     return prepare
 
 
-def _bare(ids: np.ndarray, slots: int) -> Callable[[], Callable[[], float]]:
-    return lambda: lambda: _bare_lru(ids, slots, int(ids.max()) + 1) / len(ids)
-
-
-def _libcachesim(path: Path, slots: int) -> Callable[[], Callable[[], float]]:
+def _libcachesim(path: Path, slots: int) -> Prepare:
     from libcachesim import LRU, TraceReader, TraceType
 
     def prepare() -> Callable[[], float]:

@@ -69,19 +69,11 @@ class PreparedCase:
         self, engine: str, seconds: float, missed: np.ndarray, beside: str = "", other: float | None = None
     ) -> EngineSpeed:
         """A measurement here; ``other`` is tokens a second of ``beside``."""
-        speed = self.tokens / seconds
+        case, speed = self.case, self.tokens / seconds
         return EngineSpeed(
-            engine,
-            self.case.policy,
-            self.case.model,
-            self.tokens,
-            self.slots,
-            float(missed.mean()),
-            speed,
-            beside,
-            other,
+            engine, case.policy, case.model, self.tokens, self.slots, float(missed.mean()), speed, beside, other,
             speed / other if other else None,
-        )
+        )  # fmt: skip
 
 
 def synthetic_trace(tokens: int, model: str = "mixtral-8x7b", seed: int = 0) -> Trace:

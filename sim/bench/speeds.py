@@ -39,26 +39,18 @@ def bench_view(rows: list[EngineSpeed], caches: list[CacheSpeed]) -> Group:
                     "misses", "tokens/s", "beside", "its tokens/s", "ratio")  # fmt: skip
     for row in rows:
         speeds.add_row(
-            row.engine,
-            row.policy,
-            row.model,
-            f"{row.tokens:,}",
-            f"{row.slots:,}",
-            f"{100 * row.miss_ratio:.1f}%",
-            f"{row.tokens_per_s:,.0f}",
-            row.beside,
+            row.engine, row.policy, row.model, f"{row.tokens:,}", f"{row.slots:,}", f"{100 * row.miss_ratio:.1f}%",
+            f"{row.tokens_per_s:,.0f}", row.beside,
             f"{row.beside_tokens_per_s:,.0f}" if row.beside_tokens_per_s else "",
             f"{row.ratio:,.2f}" if row.ratio else "",
-        )
+        )  # fmt: skip
     alone = _table("the cache alone under LRU", "cache", "accesses", "slots", "misses", "accesses/s")
     for cache in caches:
         alone.add_row(
-            cache.what,
-            f"{cache.accesses:,}",
-            f"{cache.slots:,}",
+            cache.what, f"{cache.accesses:,}", f"{cache.slots:,}",
             "" if cache.miss_ratio is None else f"{100 * cache.miss_ratio:.1f}%",
             "" if cache.accesses_per_s is None else f"{cache.accesses_per_s:,.0f}",
-        )
+        )  # fmt: skip
     return Group(speeds, alone if caches else "the compiled engine and the caches need numba: left out")
 
 
