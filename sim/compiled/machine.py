@@ -15,7 +15,6 @@ from sim.compiled.records import address, records_of
 from sim.eviction import EVICTIONS, NEVER, foresees, goes_by_values
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
-from sim.run.host_costs import HostCosts
 from sim.run.terms import RunTerms, Slots
 from sim.workload import Workload
 
@@ -94,16 +93,18 @@ NUMBER = np.dtype([("n", np.int64)])
 BYTE = np.dtype([("n", np.uint8)])
 COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "landed_unused"])
 
-_CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "next_call", "layer_ns", "shared_ns", "head_ns",
-          "phase_of")  # fmt: skip
+_CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared_ns", "head_ns")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
-_HOST = ("to_host", "host_alone", "host_shared")
-_SPLIT = ("split_wave_ns", "single")
-_ADDRESSES = (*_CALLS, *_LOG, *_HOST, *_SPLIT, "slots", "transfers", "pools", "layers", "counts", "leaving", "queue",
-              "aside", "pieces", "moments", "requests", "valued", "table")  # fmt: skip
-_SETTINGS = ("rule", "foresees", "discipline", "chunks", "chained", "critical", "prompt_ns", "keep", "stream_prefill",
-             "ring", "host", "beside", "n_layers", "n_experts", "n_slots", "n_pools", "n_moments", "n_steps",
-             "everything_resident", "launch_ns", "waits", "parts", "beside_copy_ns")  # fmt: skip
+_ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", "host_shared", "split_wave_ns",
+              "single", "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
+              "moments", "requests", "valued", "table")  # fmt: skip
+# Settings of a run, as work, plan and prediction have them, and those that are worked out.
+_OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
+_OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident")
+_OF_PREDICTION = ("critical", "prompt_ns")
+_OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
+           "waits", "parts")  # fmt: skip
+_SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS)
 _STATE = (
     "now",
     "phase",
@@ -160,7 +161,6 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     largest_call = int(np.diff(work.offsets).max(initial=0))
     moments, requests, valued = _moments(plan, work.n_experts)
     values = plan.values if goes_by_values(plan.eviction) else None
-    table = np.zeros((0, 0), np.int64) if values is None else values.table
 
     pools = np.zeros(n_pools, POOL)
     pools["free"][: len(shares.capacity)], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
@@ -174,17 +174,23 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     leaving = Heaps([n for n in members for _ in range(2)], n_slots)  # of pool p: 2p, and 2p + 1 for demands alone
     queue = Heaps(members, n_slots)
     aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
+    n_steps, costs, parts = work.schedule.n_steps, terms.host, work.split_wave_ns is not None
     arrays: dict[str, np.ndarray] = {
-        **_calls(work, future),
-        "finish": np.zeros(work.schedule.n_steps, np.int64),
+        **{name: _whole(getattr(work, name)) for name in _CALLS},
+        "next_call": _whole(work.next_call() if future else None),
+        "phase_of": _whole(work.schedule.phase),
+        "finish": np.zeros(n_steps, np.int64),
         "found": np.zeros(len(work.expert), np.uint8),
         "stall_demand": np.zeros(work.n_calls, np.int64),
         "stall_late": np.zeros(work.n_calls, np.int64),
-        "predict": np.zeros(work.schedule.n_steps, np.int64),
+        "predict": np.zeros(n_steps, np.int64),
         "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
         "waited": np.zeros(0 if work.awaited_ns is None else work.n_calls, np.int64),
-        **_host(terms.host),
-        **_split(work),
+        "to_host": _whole(costs.chosen if costs else None),
+        "host_alone": _whole(costs.alone if costs else None),
+        "host_shared": _whole(costs.shared if costs else None),
+        "split_wave_ns": _whole(work.split_wave_ns),
+        "single": work.single.astype(np.uint8) if parts else np.zeros(0, np.uint8),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -197,32 +203,24 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "moments": moments,
         "requests": requests,
         "valued": valued,
-        "table": np.ascontiguousarray(table, np.int64),
+        "table": _whole(values.table if values else None),
     }
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
         machine[name] = address(arrays[name])
     settings = {
+        **{name: getattr(work, name) for name in _OF_WORK},
+        **{name: getattr(plan, name) for name in _OF_PLAN},
+        **{name: getattr(plan.prediction, name) for name in _OF_PREDICTION},
         "rule": RULES.index(str(plan.eviction)),
         "foresees": future,
         "discipline": DISCIPLINES.index(terms.discipline),
         "chunks": terms.chunks,
-        "chained": work.chained,
-        "launch_ns": work.launch_ns,
         "waits": work.awaited_ns is not None,
-        "parts": work.split_wave_ns is not None,
-        "beside_copy_ns": work.beside_copy_ns,
-        "critical": plan.prediction.critical,
-        "prompt_ns": plan.prediction.prompt_ns,
-        "keep": plan.keep,
-        "stream_prefill": plan.stream_prefill,
-        "ring": plan.ring,
+        "parts": parts,
         "host": plan.host is not None,
         "beside": plan.host is not None and plan.host.beside,
-        "everything_resident": plan.everything_resident,
-        "n_steps": work.schedule.n_steps,
-        "n_layers": work.n_layers,
-        "n_experts": work.n_experts,
+        "n_steps": n_steps,
         "n_slots": n_slots,
         "n_pools": n_pools,
         "n_moments": len(moments),
@@ -235,34 +233,16 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
 
 
-def _calls(work: Workload, future: bool) -> dict[str, np.ndarray]:
-    following = work.next_call() if future else np.zeros(0, np.int64)
-    columns = (work.offsets, work.expert, work.expert_ns, work.if_awaited_ns, following,
-               work.layer_ns, work.shared_ns, work.head_ns, work.schedule.phase)  # fmt: skip
-    return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_CALLS, columns, strict=True)}
-
-
-def _split(work: Workload) -> dict[str, np.ndarray]:
-    """What experts that are there take more where others of their wave are missing; nothing where that is nothing."""
-    if work.split_wave_ns is None:
-        return {"split_wave_ns": np.zeros(0, np.int64), "single": np.zeros(0, np.uint8)}
-    return {"split_wave_ns": np.ascontiguousarray(work.split_wave_ns, np.int64), "single": work.single.astype(np.uint8)}
-
-
-def _host(costs: HostCosts | None) -> dict[str, np.ndarray]:
-    """What look-ups cost on the host; nothing where no expert may run there."""
-    if costs is None:
-        return {name: np.zeros(0, np.int64) for name in _HOST}
-    columns = (costs.chosen, costs.alone, costs.shared)
-    return {name: np.ascontiguousarray(column, np.int64) for name, column in zip(_HOST, columns, strict=True)}
+def _whole(numbers: np.ndarray | None) -> np.ndarray:
+    """Numbers as compiled code reads them, in 64 bits one after the other; nothing where a run has none."""
+    return np.ascontiguousarray([] if numbers is None else numbers, np.int64)
 
 
 def _slots(work: Workload, shares: Slots, future: bool) -> np.ndarray:
     layer = np.repeat(np.arange(work.n_layers), work.n_experts)
     slots = np.zeros(len(layer), SLOT)
-    slots["size"], slots["pool"], slots["layer"] = (
-        np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer], layer
-    )  # fmt: skip
+    slots["size"], slots["pool"] = np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer]
+    slots["layer"] = layer
     slots["reserved"][list(shares.reserved)] = 1
     slots["pool"][list(shares.reserved)] = len(shares.capacity)
     for name in ("wanted_until", "older", "newer", "next_wanted"):
