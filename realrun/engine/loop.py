@@ -47,6 +47,10 @@ LOOKS_BETWEEN_CHECKS = 256
 """Looks after the link between checks of the clock and of whether somebody wants the run to end."""
 
 
+Spans = list[tuple[int, Event, Event]]
+"""Numbers of calls or steps, each with the marks between which something was done for it."""
+
+
 class Stopped(Exception):
     """Somebody wants the run to end."""
 
@@ -55,13 +59,13 @@ class Stopped(Exception):
 class Times:
     """Marks between which the device did something, to be read when the run is over."""
 
-    layer: list[tuple[int, Event, Event]] = field(default_factory=list)
-    shared: list[tuple[int, Event, Event]] = field(default_factory=list)
-    experts: list[tuple[int, Event, Event]] = field(default_factory=list)
-    head: list[tuple[int, Event, Event]] = field(default_factory=list)
-    stall_demand: list[tuple[int, Event, Event]] = field(default_factory=list)
-    stall_late: list[tuple[int, Event, Event]] = field(default_factory=list)
-    stall_host: list[tuple[int, Event, Event]] = field(default_factory=list)
+    layer: Spans = field(default_factory=list)
+    shared: Spans = field(default_factory=list)
+    experts: Spans = field(default_factory=list)
+    head: Spans = field(default_factory=list)
+    stall_demand: Spans = field(default_factory=list)
+    stall_late: Spans = field(default_factory=list)
+    stall_host: Spans = field(default_factory=list)
 
 
 class Loop:
@@ -98,9 +102,7 @@ class Loop:
         self.counters = Counters()
         first_call = work.first_call() if work is not None and foresees(plan.eviction) else None
         self.cache = DeviceCache(device, store.size, *shape, terms.slots, plan.eviction, first_call, room)
-        self.link = CopyLink(
-            self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check
-        )  # fmt: skip
+        self.link = CopyLink(self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check)
         self.calls = LayerCalls(plan, self.link, *shape, work, terms.host)
         self.checker = Checker(self.device, self.cache, self.n_experts) if check else None
         self.times = Times()
@@ -302,7 +304,7 @@ class Loop:
         self._request_all()
         self.calls.stream(call)
 
-    def _spent(self, spans: list[tuple[int, Event, Event]], size: int) -> np.ndarray:
+    def _spent(self, spans: Spans, size: int) -> np.ndarray:
         """Device time between marks, summed by number, of the first ``size`` numbers."""
         total = np.zeros(size, np.int64)
         for index, begin, end in spans:

@@ -71,6 +71,16 @@ class Outcome:
         )
 
 
+@dataclass(frozen=True)
+class Running:
+    """A layer call once its route is known: its number, its step, the pairs of each expert and the rows of all."""
+
+    number: int
+    step: Step
+    pairs: dict[int, tuple[int, int]]
+    take: Rows
+
+
 class RealRun(Loop):
     """One replay; ``execute`` does it.
 
@@ -98,9 +108,7 @@ class RealRun(Loop):
         **options: Any,
     ) -> None:
         shape = (work.n_layers, work.n_experts)
-        super().__init__(
-            rig.device, rig.store, shape, plan, terms, predictions, work=work, **options
-        )  # fmt: skip
+        super().__init__(rig.device, rig.store, shape, plan, terms, predictions, work=work, **options)
         self.model, self.layers, self.work, self._routes = rig.model, layers, work, routes
         self._progress, self._keep_outputs = progress, keep_outputs
         self.experts = Experts(rig.model, self.cache)
@@ -191,10 +199,9 @@ class RealRun(Loop):
             for layer in range(work.n_layers):
                 call = number * work.n_layers + layer
                 first, end = offsets[call], offsets[call + 1]
-                needed = experts[first:end]
-                of = dict(zip(needed, pairs[first:end], strict=True))
+                of = dict(zip(experts[first:end], pairs[first:end], strict=True))
                 self._until_route(step, layer, call, phase == PREFILL)
-                self._call(call, number, first, needed, of, step, take[layer])
+                self._call(Running(call, step, of, take[layer]), number, first)
             self._finish(step, number, phase == PREFILL)
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -211,11 +218,8 @@ class RealRun(Loop):
         rows = schedule.rows[schedule.offsets[number] : schedule.offsets[number + 1]]
         routes = self._routes[rows]
         count, top_k = len(rows), routes.shape[2]
-        step = (
-            Step(self.model, count, top_k, self.device, prompt=True)
-            if prompt
-            else layers.decode_step(count, top_k)
-        )
+        new = Step(self.model, count, top_k, self.device, prompt=True) if prompt else None
+        step = new or layers.decode_step(count, top_k)
         if count == 1 and not prompt and (routes >= 0).all():  # one row's pairs: in the order that its step has anyway
             step.choose(None, self.device)
             return step, [Rows([0] * top_k)] * self.work.n_layers
@@ -263,52 +267,44 @@ class RealRun(Loop):
 
     # -- one call ------------------------------------------------------------------------------------------------
 
-    def _call(
-        self, call: int, number: int, first: int, needed: list[int], of: dict[int, tuple[int, int]], step: Step,
-        take: Rows,
-    ) -> None:  # fmt: skip
-        """One routed layer once its route is known; ``of`` are the pairs of each expert that it needs."""
-        calls, link, plan = self.calls, self.link, self.plan
-        self._begin_call(call, needed, first)
+    def _call(self, call: Running, number: int, first: int) -> None:
+        """One routed layer of step ``number`` once its route is known; its look-ups are those from ``first`` on."""
+        calls, link, plan, needed = self.calls, self.link, self.plan, [*call.pairs]
+        self._begin_call(call.number, needed, first)
         since = self.device.compute.mark() if calls.late or calls.missed else None
-        moment = call + number + 1
         hosted = [needed[i - first] for i in calls.hosted]
         groups = calls.split(needed, first)
         ready, waiting = calls.claim(groups[0])
-        decision = self._at_moments.get(moment)
+        decision = self._at_moments.get(call.number + number + 1)
         thought = self._think(decision) if decision is not None else None
         link.kick(some=True)
         if decision is not None and thought is not None:  # the step waits for the answer; a demand is on its way
             self._revalue(decision)
             self._answer(thought, number)
             since = None
-        beside = self._begin_hosted(step, hosted, of, take) if plan.host is not None and plan.host.beside else None
-        last = self._launch_ready(call, ready, waiting, since, of, step, take)
+        beside = self._begin_hosted(call, hosted) if plan.host is not None and plan.host.beside else None
+        last = self._launch_ready(call, ready, waiting, since)
         link.kick()
-        streams = calls.streams(call)
+        streams = calls.streams(call.number)
         if decision is not None:
             if thought is None:
                 self._revalue(decision)
             self._ask(decision)
         if streams:
-            self._stream_layer(call + 1)
+            self._stream_layer(call.number + 1)
         if streams or decision is not None:
             link.kick()
-        self._launch_late(call, groups[0], waiting, of, step, take, last)
+        self._launch_late(call, groups[0], waiting, last)
         for group in groups[1:]:
             self._await_free()
             ready, waiting = calls.claim(group)
             link.kick()
-            last = self._launch_ready(call, ready, waiting, None, of, step, take)
-            self._launch_late(call, group, waiting, of, step, take, last)
-        self._stand_still_for_others(call)
+            self._launch_late(call, group, waiting, self._launch_ready(call, ready, waiting, None))
+        self._stand_still_for_others(call.number)
         if hosted:
-            self._await_hosted(call, step, beside or self._begin_hosted(step, hosted, of, take))
+            self._await_hosted(call, beside or self._begin_hosted(call, hosted))
 
-    def _launch_ready(
-        self, call: int, ready: list[int], waiting: list[Transfer], since: Event | None,
-        of: dict[int, tuple[int, int]], step: Step, take: Rows,
-    ) -> Event:  # fmt: skip
+    def _launch_ready(self, call: Running, ready: list[int], waiting: list[Transfer], since: Event | None) -> Event:
         """Run the residents of a wave; returns the mark from which on the stream waits for the others, if any.
 
         ``since`` marks when the others were asked for: the stream has stood still for their sake from there on.
@@ -318,16 +314,14 @@ class RealRun(Loop):
         begin = self.device.compute.mark()
         if waiting and since is not None:
             stalls = self.times.stall_late if waiting[0].expert in self.calls.late else self.times.stall_demand
-            stalls.append((call, since, begin))
-        return self._launch(call, ready, of, step, take, begin)
+            stalls.append((call.number, since, begin))
+        return self._launch(call, ready, begin)
 
-    def _launch(
-        self, call: int, experts: list[int], of: dict[int, tuple[int, int]], step: Step, take: Rows, begin: Event
-    ) -> Event:
+    def _launch(self, call: Running, experts: list[int], begin: Event) -> Event:
         """Run experts from the mark ``begin`` on; returns the end of their kernels."""
-        compute = self.device.compute
+        compute, step = self.device.compute, call.step
         slots = [self.cache.slot[expert] for expert in experts]
-        pairs = [of[expert] for expert in experts]
+        pairs = [call.pairs[expert] for expert in experts]
         if self.checker:
             self.checker.launch(slots, experts, after=False)
             begin = compute.mark()
@@ -335,41 +329,38 @@ class RealRun(Loop):
             if number:
                 self.link.poll()  # launching takes a while: the link must not run dry meanwhile
             here = [slots[place] for place in some], [pairs[place] for place in some]
-            compute.launch(self.experts.launch, step.states, step.outputs, *here, take)
+            compute.launch(self.experts.launch, step.states, step.outputs, *here, call.take)
         end: Event = compute.mark()
-        self.times.experts.append((call, begin, end))
+        self.times.experts.append((call.number, begin, end))
         if self.checker:
             self.checker.launch(slots, experts, after=True)
             end = compute.mark()
         return end
 
-    def _launch_late(
-        self, call: int, group: list[int], waiting: list[Transfer], of: dict[int, tuple[int, int]], step: Step,
-        take: Rows, last: Event,
-    ) -> None:  # fmt: skip
+    def _launch_late(self, call: Running, group: list[int], waiting: list[Transfer], last: Event) -> None:
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
         for transfer in waiting:
-            there = self._stand_still(call, [transfer], transfer.expert in self.calls.late, last)
-            last = self._launch(call, [transfer.expert], of, step, take, there)
+            there = self._stand_still(call.number, [transfer], transfer.expert in self.calls.late, last)
+            last = self._launch(call, [transfer.expert], there)
             self.cache.use(transfer.expert)
             self.link.poll()
         if group:
             self._hold(last, group)
 
-    def _begin_hosted(self, step: Step, hosted: list[int], of: dict[int, tuple[int, int]], take: Rows) -> Any:
+    def _begin_hosted(self, call: Running, hosted: list[int]) -> Any:
         """Have the host start on a call's experts that run there; None if there are none."""
         if not hosted:
             return None
         assert self._hosted is not None
-        return self._hosted.begin(step, hosted, [of[expert] for expert in hosted], take)
+        return self._hosted.begin(call.step, hosted, [call.pairs[expert] for expert in hosted], call.take)
 
-    def _await_hosted(self, call: int, step: Step, work: Any) -> None:
+    def _await_hosted(self, call: Running, work: Any) -> None:
         """Wait for the host's experts and bring what they computed to the device."""
         assert self._hosted is not None
         idle = self.device.compute.mark()
-        self._until_thread(work.done, self._hosted.progress, "the host's experts of layer call", call)
-        self._hosted.bring(step, work.result())
-        self.times.stall_host.append((call, idle, self.device.compute.mark()))
+        self._until_thread(work.done, self._hosted.progress, "the host's experts of layer call", call.number)
+        self._hosted.bring(call.step, work.result())
+        self.times.stall_host.append((call.number, idle, self.device.compute.mark()))
 
     # -- what came of it -----------------------------------------------------------------------------------------
 
