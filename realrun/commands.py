@@ -47,7 +47,6 @@ def replay_command(options: ReplayOptions) -> None:
                 except KeyboardInterrupt:  # before its first step was over
                     if not (stop() and reports):
                         raise
-                    break
                 if stop():
                     break
         show(Comparison(reports) if len(reports) > 1 else report_view(reports[0]), options.json)
@@ -70,15 +69,7 @@ def generate_command(options: GenerateOptions) -> None:
     from realrun.device.open_device import open_device
     from realrun.generate.offloader import Offloader, refuse_new_prefill, resident_tokens
     from realrun.generate.options import OffloadOptions
-    from traces.capture.checkpoint import (
-        BASIS_FILE,
-        end_tokens,
-        load_model,
-        load_tokenizer,
-        located,
-        skeleton,
-        weight_bytes,
-    )
+    from traces.capture import checkpoint
     from traces.embeddings import Basis
     from traces.trace import Trace
 
@@ -97,22 +88,24 @@ def generate_command(options: GenerateOptions) -> None:
         limit=host_bytes_of(options.host_memory),
     )  # fmt: skip
     offload.refuse()
-    folder = located(options.model)
+    folder = checkpoint.located(options.model)
     keep_apart([folder], {"--json": options.json})
-    basis = Basis.load(folder / BASIS_FILE) if (folder / BASIS_FILE).is_file() else None
-    bones = skeleton(folder)
+    known = folder / checkpoint.BASIS_FILE
+    basis = Basis.load(known) if known.is_file() else None
+    bones = checkpoint.skeleton(folder)
     offload.refuse_for(bones, basis)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = checkpoint.load_tokenizer(folder)
     ids = tokenizer(prompt)["input_ids"]
     if not ids:
         raise InputError(f"--prompt {prompt!r}: no token in it; expected a text")
     _refuse_positions(bones, len(ids), options.tokens)
     refuse_new_prefill(bones, len(ids), options.tokens)
-    refuse_too_little(f"host memory for the weights of {folder}", weight_bytes(folder), free_host_bytes(), "free some")
+    weights = checkpoint.weight_bytes(folder)
+    refuse_too_little(f"host memory for the weights of {folder}", weights, free_host_bytes(), "free some")
     with written(options.json) as write, open_device(options.device) as device:
-        model = load_model(folder, device="cpu")
+        model = checkpoint.load_model(folder, device="cpu")
         pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-        eos = end_tokens(model, tokenizer)
+        eos = checkpoint.end_tokens(model, tokenizer)
         expected = resident_tokens(model, device, ids, options.tokens, pad, eos) if options.compare else None
         with Offloader(model, device, offload, basis) as offloader:
             result = offloader.generate(ids, options.tokens, pad, eos)
@@ -148,7 +141,7 @@ def _refuse_positions(model: Any, prompt: int, tokens: int) -> None:
 def lookup_command(out: Path | None, device: str, command: str) -> None:
     """Time every way of looking up in two tables, print them, write ``out`` as JSON. Raises InputError."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from realrun.calibrate.lookup_ways import DIMS, ENTRIES, NEAREST, TABLES, ways
     from realrun.calibrate.machine import Machine
@@ -158,12 +151,12 @@ def lookup_command(out: Path | None, device: str, command: str) -> None:
     machine = Machine(device)
     with written(None if out is None else str(out)) as write:
         found, floor = ways(machine)
+        names = ("alone us", "in a row us", "over the floor", "largest error")
         table = Table(
+            "way", *(Column(name, justify="right") for name in names),
             title=f"{TABLES} tables of {ENTRIES:,} x {DIMS:,} bf16, the {NEAREST} nearest of each; "
-            f"{floor / 1e3:.1f} us by bytes at the rate that reading a matrix reaches"
-        )
-        for heading in ("way", "alone us", "in a row us", "over the floor", "largest error"):
-            table.add_column(heading, justify="left" if heading == "way" else "right")
+            f"{floor / 1e3:.1f} us by bytes at the rate that reading a matrix reaches",
+        )  # fmt: skip
         for way in found:
             best = way.row or way.alone
             row = f"{way.row.ns / 1e3:.1f}" if way.row else "–"

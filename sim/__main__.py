@@ -20,6 +20,7 @@ from ground.command_line import Help, command_line, run
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, values_of, written
+from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
 from sim.plan import Discipline
@@ -114,13 +115,13 @@ def replay_command(
     here = scene_of(options, learns=policy_class(policy).learns)
     _announce(here, "simpy" if timeline else options.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with written(json) as write, watch as observer, _progress(here, [policy]) as advance:
+    with written(json) as write, watch as observer, _progress(here) as advance:
         values = values_of([*settings, *(set_ or [])], "--set")
-        watching = {} if observer is None else {"observer": observer}
+        watching = {"observer": observer} if observer else {}
         result = options.replay(here, policy, values, progress=advance(policy), **watching)
         write(result.to_json())
     if timeline is not None:
-        print(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev", file=sys.stderr)
+        say(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev")
     show(report_view(result), json)
 
 
@@ -154,26 +155,24 @@ def compare(
     kinds = [policy_class(name) for name, *_ in wanted]
     here = scene_of(options, learns=any(kind.learns for kind in kinds))
     if policy is None:
-        able = [lacking(here, kind) is None for kind in kinds]
-        for name in dict.fromkeys(name for (name, *_), fits in zip(wanted, able, strict=True) if not fits):
-            print(f"left out: {name} (the trace lacks what it learns from or reads)", file=sys.stderr)
-        wanted = [entry for entry, fits in zip(wanted, able, strict=True) if fits]
+        unfit = dict.fromkeys(name for (name, *_), kind in zip(wanted, kinds, strict=True) if lacking(here, kind))
+        for name in unfit:
+            say(f"left out: {name} (the trace lacks what it learns from or reads)")
+        wanted = [entry for entry in wanted if entry[0] not in unfit]
     given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
     _announce(here, options.engine)
     results, small = [], []
-    with written(json) as write, _progress(here, [",".join(entry) for entry in wanted]) as advance:
-        for (name, *settings), values in zip(wanted, given, strict=True):
-            entry = ",".join([name, *settings])
+    with written(json) as write, _progress(here) as advance:
+        for entry, values in zip(map(",".join, wanted), given, strict=True):
             try:
-                results.append(options.replay(here, name, values, progress=advance(entry)))
+                results.append(options.replay(here, entry.split(",")[0], values, progress=advance(entry)))
             except TooSmallError:
                 if policy is not None or here.budget < max(here.model.expert_bytes):
                     raise
                 small.append(entry)
         write([result.to_json() for result in results])
     if small:
-        too_small = f"--cache {options.cache} is too small for what they keep"
-        print(f"left out: {'; '.join(small)} ({too_small})", file=sys.stderr)
+        say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")
     show(Comparison(results), json)
 
 
@@ -181,8 +180,8 @@ def _everything() -> list[str]:
     """Every policy, and the variants of it that are worth a row of their own."""
     from sim.policies import policy_classes
 
-    names = ((name, kind.variants) for name, kind in policy_classes().items())
-    return [entry for name, variants in names for entry in (name, *(f"{name},{variant}" for variant in variants))]
+    kinds = policy_classes().items()
+    return [entry for name, kind in kinds for entry in (name, *(f"{name},{variant}" for variant in kind.variants))]
 
 
 @app.command
@@ -305,24 +304,23 @@ def _announce(here: Scene, engine: Engine) -> None:
     from sim.compiled.availability import SHORT, compiles_first
 
     if (engine == "compiled" or (engine == "auto" and len(here.work.expert) >= SHORT)) and compiles_first():
-        print("compiling the engine, once for this version: about ten seconds", file=sys.stderr)
+        say("compiling the engine, once for this version: about ten seconds")
 
 
 @contextmanager
-def _progress(here: Scene, names: Sequence[str]) -> Iterator[Any]:
+def _progress(here: Scene) -> Iterator[Callable[[str], Any]]:
     """Progress bars on standard error, a policy after the other; nothing where that is not a terminal."""
     bar = Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
         TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
         disable=not sys.stderr.isatty(),
     )  # fmt: skip
+
+    def advance(name: str) -> Any:
+        task = bar.add_task(name, total=here.work.schedule.n_steps)
+        return lambda done: bar.update(task, completed=done)
+
     with bar:
-        total = here.work.schedule.n_steps
-
-        def advance(name: str) -> Any:
-            task = bar.add_task(name, total=total)
-            return lambda done: bar.update(task, completed=done)
-
         yield advance
 
 

@@ -62,7 +62,8 @@ def run(
         "link_busy_ms": outcome.link_busy_ns / 1e6,
         "kernels_ms": _kernels_ms(outcome, done.work),
     }
-    return replace(one, settings=one.settings | settings, provenance=one.provenance | _machine(rig))
+    machine = {"device": rig.device.name, "python": platform.python_version(), "host_experts": rig.store.stored}
+    return replace(one, settings=one.settings | settings, provenance=one.provenance | machine)
 
 
 def _kernels_ms(outcome: Outcome, work: Workload) -> dict[str, float]:
@@ -107,10 +108,6 @@ def _notes(rig: Rig, scene: Scene, outcome: Outcome) -> tuple[str, ...]:
             f"prefetches and bytes include the step under way"
         )
     return tuple(notes)
-
-
-def _machine(rig: Rig) -> dict[str, Any]:
-    return {"device": rig.device.name, "python": platform.python_version(), "host_experts": rig.store.stored}
 
 
 @contextmanager

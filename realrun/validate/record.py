@@ -65,9 +65,7 @@ class Record:
     reports: list[dict[str, Any]] = field(default_factory=list)
     """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
     link: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
-    """At which share of the link's own peak each measured run moved its bytes: in all, and while copies were on their
-    way.
-    """
+    """Shares of the link's own peak at which each measured run moved its bytes: in all, and while copies were made."""
     left_out: list[str] = field(default_factory=list)
     """Policies that could not run, and why."""
     baselines: dict[str, Any] = field(default_factory=dict)
@@ -100,13 +98,13 @@ class Record:
         summary = self.summary()
         if summary is None:
             return
+        components = [asdict(row) | {"error": row.error} for row in self.rows]
         data = {
             "command": self.command, "complete": self.complete, "provenance": self.provenance,
-            "summary": asdict(summary),
-            "components": [asdict(row) | {"error": row.error} for row in self.rows],
-            "baselines": self.baselines, "left_out": self.left_out, "reports": self.reports,
+            "summary": asdict(summary), "components": components, "baselines": self.baselines,
+            "left_out": self.left_out, "reports": self.reports,
         }  # fmt: skip
-        texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(self.rows), self.markdown()]
+        texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(components), self.markdown()]
         named = dict(zip(FILES, texts, strict=False)) | ({PROFILE: self.profile} if self.profile else {})
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
@@ -227,13 +225,11 @@ def _cells_of(row: Component, digits: int) -> list[str]:
     return [*values, percent(row.error, "+")]
 
 
-def _csv(rows: Sequence[Component]) -> str:
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("policy", "cache", "component", "unit", "simulated", "measured", "error"))
-    for row in rows:
-        numbers = ("" if value is None else repr(value) for value in (row.simulated, row.measured, row.error))
-        writer.writerow((row.policy, row.cache, row.component, row.unit, *numbers))
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
