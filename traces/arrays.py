@@ -9,7 +9,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -147,20 +147,22 @@ def integers(array: np.ndarray, dtype: Any, where: str) -> np.ndarray:
         raise InputError(f"{where}: dtype {array.dtype}, expected integers")
     if array.dtype == dtype:
         return array
-    if not np.can_cast(array.dtype, dtype) and array.size:
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        if array.min() < low or array.max() > high:
-            index = first((array < low) | (array > high))
-            raise InputError(f"{where}{at(index)}: {array[index]} does not fit, expected {low} to {high}")
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if not np.can_cast(array.dtype, dtype) and array.size and (array.min() < low or array.max() > high):
+        refuse(
+            (array < low) | (array > high),
+            lambda *index: f"{where}{at(*index)}: {array[index]} does not fit, expected {low} to {high}",
+        )
     return array.astype(dtype)
 
 
-def first(bad: np.ndarray) -> tuple[int, ...]:
-    """Index of the first True of a mask that holds one."""
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+def refuse(bad: np.ndarray, words: Callable[..., str]) -> None:
+    """Raise InputError with the ``words`` for the index (one number an axis) of the first True of ``bad``, if any."""
+    if bad.any():
+        raise InputError(words(*(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))))
 
 
-def at(index: tuple[int, ...]) -> str:
+def at(*index: int) -> str:
     """Words for an index of a per-row array: row, then routed layer, then slot."""
     return "".join(f", {axis} {i}" for axis, i in zip(("row", "routed layer", "slot"), index, strict=False))
 

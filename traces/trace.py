@@ -13,7 +13,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.files import atomic_path
-from traces.arrays import at, first, integers, named, read_arrays, shown
+from traces.arrays import at, integers, named, read_arrays, refuse, shown
 from traces.schema import (
     DECODE,
     DTYPES,
@@ -236,13 +236,9 @@ def check_width(ids: np.ndarray, experts: int, where: str, meta: dict[str, Any])
     """
     if ids.dtype.kind not in "iu" or ids.dtype.itemsize > 1 or experts < 256:
         return
-    unclear = 255 if ids.dtype.kind == "u" else -1
-    if (ids == unclear).any():
-        index = first(ids == unclear)
-        other = "-1 (none)" if unclear == 255 else "expert 255"
-        raise InputError(
-            f"{where}{at(index)}: {unclear} in 8 bits may be {other} of {experts} experts, expected 16-bit ids"
-        )
+    unclear, other = (255, "-1 (none)") if ids.dtype.kind == "u" else (-1, "expert 255")
+    words = f"{unclear} in 8 bits may be {other} of {experts} experts, expected 16-bit ids"
+    refuse(ids == unclear, lambda *index: f"{where}{at(*index)}: {words}")
     if experts > 256:
         meta["notes"] = list(dict.fromkeys([*meta.get("notes", []), narrow_note(experts)]))
 
@@ -257,10 +253,10 @@ def _floats(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         raise InputError(f"array {name!r}: dtype {array.dtype}, expected floats")
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
-    over = np.abs(array) > np.finfo(dtype).max
-    if over.any():
-        index = first(over)
-        raise InputError(f"array {name!r}{at(index)}: {array[index]} does not fit in {dtype}")
+    refuse(
+        np.abs(array) > np.finfo(dtype).max,
+        lambda *index: f"array {name!r}{at(*index)}: {array[index]} does not fit in {dtype}",
+    )
     return np.ascontiguousarray(array.astype(dtype))
 
 

@@ -1,14 +1,15 @@
 """What makes a trace valid; every rule names the array, the row and the value that breaks it."""
 
 import json
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from ground.errors import InputError
 from ground.text import check_name
-from traces.arrays import at, first, named
-from traces.schema import DECODE, PREFILL, SPLITS, TraceArrays
+from traces.arrays import at, named, refuse
+from traces.schema import DECODE, DTYPES, PREFILL, SPLITS, TraceArrays
 
 META_OBJECTS = ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
 # Enough for any model's config; functions that walk a trace's meta may recurse.
@@ -111,16 +112,14 @@ def _check_layers(trace: TraceArrays) -> None:
         raise InputError("array 'layers': no routed layer, expected at least one")
     if layers[0] < 0:
         raise InputError(f"array 'layers', entry 0: {layers[0]}, expected a layer number from 0")
-    falling = np.diff(layers.astype(np.int64)) <= 0
-    if falling.any():
-        (i,) = first(falling)
-        raise InputError(f"array 'layers', entry {i + 1}: {layers[i + 1]} after {layers[i]}, expected increasing")
+    refuse(
+        np.diff(layers.astype(np.int64)) <= 0,
+        lambda i: f"array 'layers', entry {i + 1}: {layers[i + 1]} after {layers[i]}, expected increasing",
+    )
     sizes = trace.meta["model"].get("expert_bytes")
-    if sizes is None:
-        return
-    if not isinstance(sizes, list) or len(sizes) != len(layers):
+    if sizes is not None and (not isinstance(sizes, list) or len(sizes) != len(layers)):
         raise InputError(f"meta.model.expert_bytes: {sizes!r:.80}, expected {len(layers)}, one a routed layer")
-    for i, size in enumerate(sizes):
+    for i, size in enumerate(sizes or ()):
         if not _is_whole(size, 1):
             raise InputError(f"meta.model.expert_bytes, entry {i}: {size!r}, expected a whole number of bytes above 0")
 
@@ -135,10 +134,10 @@ def _check_sequences(trace: TraceArrays) -> None:
     for name, texts in (("sequence_id", trace.sequence_id), ("domain", trace.domain)):
         for i, text in enumerate(texts.tolist()):
             check_name(text, f"array {name!r}, sequence {i}")
-    unknown = ~np.isin(trace.split, SPLITS)
-    if unknown.any():
-        (i,) = first(unknown)
-        raise InputError(f"array 'split', sequence {i}: {str(trace.split[i])!r}, expected profile or eval")
+    refuse(
+        ~np.isin(trace.split, SPLITS),
+        lambda i: f"array 'split', sequence {i}: {str(trace.split[i])!r}, expected profile or eval",
+    )
     _, where, counts = np.unique(trace.sequence_id, return_index=True, return_counts=True)
     if (counts > 1).any():
         i = int(where[counts > 1].min())
@@ -152,41 +151,33 @@ def _check_rows(trace: TraceArrays) -> None:
     rows, count = len(sequence), len(trace.sequence_id)
     if not rows:
         raise InputError("array 'sequence': no rows, expected at least one token")
-    for name, array, dtype in (
-        ("position", position, np.int32), ("phase", phase, np.uint8), ("token", trace.token, np.int32),
-    ):  # fmt: skip
-        _check_array(name, array, dtype, (rows,))
+    for name, array in (("position", position), ("phase", phase), ("token", trace.token)):
+        _check_array(name, array, DTYPES[name], (rows,))
     for name, array, low, high in (
         ("sequence", sequence, 0, count - 1), ("position", position, 0, 2**31 - 1),
         ("phase", phase, PREFILL, DECODE), ("token", trace.token, -1, 2**31 - 1),
     ):  # fmt: skip
-        bad = (array < low) | (array > high)
-        if bad.any():
-            (i,) = first(bad)
-            raise InputError(f"array {name!r}, row {i}: {array[i]}, expected {low} to {high}")
+        _check_bounds(name, array, low, high)
     step = np.diff(sequence.astype(np.int64), prepend=-1)
-    if (step < 0).any():
-        (i,) = first(step < 0)
-        raise InputError(
-            f"array 'sequence', row {i}: {sequence[i]} after {sequence[i - 1]}, expected each sequence's rows together"
-        )
-    empty = np.flatnonzero(np.bincount(sequence, minlength=count) == 0)
-    if len(empty):
-        i = int(empty[0])
-        raise InputError(
-            f"array 'sequence': sequence {i} ({str(trace.sequence_id[i])!r}) has no rows (a prompt of 0 tokens)"
-        )
-    inside = step == 0
-    gap = inside & (np.diff(position.astype(np.int64), prepend=0) != 1)
-    if gap.any():
-        (i,) = first(gap)
-        raise InputError(
-            f"array 'position', row {i}: {position[i]} after {position[i - 1]}, expected {position[i - 1] + 1}"
-        )
-    back = inside & (np.diff(phase.astype(np.int8), prepend=np.int8(0)) < 0)
-    if back.any():
-        (i,) = first(back)
-        raise InputError(f"array 'phase', row {i}: prefill (0) after decode (1) in one sequence")
+    together = "expected each sequence's rows together"
+    refuse(step < 0, lambda i: f"array 'sequence', row {i}: {sequence[i]} after {sequence[i - 1]}, {together}")
+    refuse(
+        np.bincount(sequence, minlength=count) == 0,
+        lambda i: f"array 'sequence': sequence {i} ({str(trace.sequence_id[i])!r}) has no rows (a prompt of 0 tokens)",
+    )
+    refuse(
+        (step == 0) & (np.diff(position.astype(np.int64), prepend=0) != 1),
+        lambda i: f"array 'position', row {i}: {position[i]} after {position[i - 1]}, expected {position[i - 1] + 1}",
+    )
+    refuse(
+        (step == 0) & (np.diff(phase.astype(np.int8), prepend=np.int8(0)) < 0),
+        lambda i: f"array 'phase', row {i}: prefill (0) after decode (1) in one sequence",
+    )
+
+
+def _check_bounds(name: str, array: np.ndarray, low: int, high: int) -> None:
+    words = f"expected {low} to {high}"
+    refuse((array < low) | (array > high), lambda i: f"array {name!r}, row {i}: {array[i]}, {words}")
 
 
 def _check_routes(name: str, routes: np.ndarray, trace: TraceArrays, least: int = -1) -> None:
@@ -200,25 +191,22 @@ def _check_routes(name: str, routes: np.ndarray, trace: TraceArrays, least: int 
 def check_ids(name: str, routes: np.ndarray, experts: int, least: int = -1) -> None:
     """Raise InputError, naming row, layer, slot and value, unless ``least`` <= id < ``experts`` in (T, L, K)."""
     if routes.size and (routes.min() < least or routes.max() >= experts):
-        index = first((routes < least) | (routes >= experts))
-        none = ", -1 is none" if least else ""
-        raise InputError(
-            f"array {name!r}{at(index)}: expert {routes[index]}, expected {least} to {experts - 1} "
-            f"({experts} experts{none})"
+        wanted = f"{least} to {experts - 1} ({experts} experts{', -1 is none' if least else ''})"
+        refuse(
+            (routes < least) | (routes >= experts),
+            lambda *index: f"array {name!r}{at(*index)}: expert {routes[index]}, expected {wanted}",
         )
 
 
 def check_distinct(name: str, routes: np.ndarray) -> None:
     """Raise InputError, naming row and layer, if an id but -1 stands twice in a route of (T, L, K)."""
+
+    def words(row: int, layer: int) -> str:
+        return f"array {name!r}{at(start + row, layer)}: {block[row, layer].tolist()!s:.80} repeats an expert"
+
     for start in range(0, len(routes), _BLOCK):
         block = routes[start : start + _BLOCK]
-        repeated = _repeated(block)
-        if repeated.any():
-            row, layer = first(repeated)
-            route = block[row, layer].tolist()
-            raise InputError(
-                f"array {name!r}{at((start + row, layer))}: {route!s:.80} repeats an expert, expected distinct"
-            )
+        refuse(_repeated(block), lambda *index: f"{words(*index)}, expected distinct")
 
 
 def _repeated(routes: np.ndarray) -> np.ndarray:
@@ -227,11 +215,9 @@ def _repeated(routes: np.ndarray) -> np.ndarray:
     if slots > _PAIRS:
         ordered = np.sort(routes, axis=2)
         return ((ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] >= 0)).any(axis=2)
-    columns = np.ascontiguousarray(np.moveaxis(routes, 2, 0))
     repeated = np.zeros(routes.shape[:2], bool)
-    for i in range(slots):
-        for j in range(i):
-            repeated |= (columns[i] == columns[j]) & (columns[i] >= 0)
+    for one, other in combinations(np.ascontiguousarray(np.moveaxis(routes, 2, 0)), 2):
+        repeated |= (one == other) & (one >= 0)
     return repeated
 
 
@@ -239,17 +225,14 @@ def _check_gates(trace: TraceArrays) -> None:
     if trace.gates is None:
         return
     _check_array("gates", trace.gates, np.float16, trace.experts.shape)
+
+    def words(row: int, layer: int, slot: int) -> str:
+        return f"array 'gates'{at(start + row, layer, slot)}: {gates[row, layer, slot]}, expected"
+
     for start in range(0, len(trace.gates), _BLOCK):
-        gates = trace.gates[start : start + _BLOCK]
-        for bad, wanted in (
-            (~np.isfinite(gates), "a finite number"),
-            ((trace.experts[start : start + _BLOCK] < 0) & (gates != 0), "0 where the expert is -1"),
-        ):
-            if bad.any():
-                row, layer, slot = first(bad)
-                raise InputError(
-                    f"array 'gates'{at((start + row, layer, slot))}: {gates[row, layer, slot]}, expected {wanted}"
-                )
+        gates, none = trace.gates[start : start + _BLOCK], trace.experts[start : start + _BLOCK] < 0
+        refuse(~np.isfinite(gates), lambda *index: f"{words(*index)} a finite number")
+        refuse(none & (gates != 0), lambda *index: f"{words(*index)} 0 where the expert is -1")
 
 
 def _check_probs(trace: TraceArrays) -> None:
@@ -284,10 +267,11 @@ def _check_embeddings(trace: TraceArrays) -> None:
     if trace.embedding_scale is None:
         raise InputError("array 'embedding_scale': missing, expected with embeddings")
     _check_array("embedding_scale", trace.embedding_scale, np.float32, (levels,))
-    bad = ~(np.isfinite(trace.embedding_scale) & (trace.embedding_scale > 0))
-    if bad.any():
-        (i,) = first(bad)
-        raise InputError(f"array 'embedding_scale', entry {i}: {trace.embedding_scale[i]}, expected finite and above 0")
+    scale = trace.embedding_scale
+    refuse(
+        ~(np.isfinite(scale) & (scale > 0)),
+        lambda i: f"array 'embedding_scale', entry {i}: {scale[i]}, expected finite and above 0",
+    )
     about = trace.meta.get("embedding", {})
     if dims == 0 or about.get("dims", dims) != dims:
         raise InputError(f"meta.embedding: {about!r:.80}, expected dims = {dims} as the arrays have")
@@ -299,10 +283,8 @@ def _check_lookahead(trace: TraceArrays) -> None:
     if trace.lookahead is None:
         return
     _check_routes("lookahead", trace.lookahead, trace)
-    last = trace.lookahead[:, -1] != -1
-    if last.any():
-        row, slot = first(last)
-        raise InputError(
-            f"array 'lookahead', row {row}, last routed layer: expert {trace.lookahead[row, -1, slot]}, "
-            "expected -1 (no layer follows)"
-        )
+    last, where = trace.lookahead[:, -1], "last routed layer"
+    refuse(
+        last != -1,
+        lambda *at: f"array 'lookahead', row {at[0]}, {where}: expert {last[at]}, expected -1 (no layer follows)",
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ground.errors import InputError
-from traces.arrays import first, integers
+from traces.arrays import at, integers, refuse
 from traces.assemble import lengths_of
 from traces.convert.shapes import (
     Given,
@@ -142,10 +142,8 @@ def _counts(record: dict[str, np.ndarray], name: str, count: int, low: int, high
     array = record[name].reshape(-1)
     if len(array) != count or array.dtype.kind not in "iu":
         raise InputError(f"array {name!r}: {array.dtype} of length {len(array)}, expected {count} integers")
-    bad = (array < low) | (array > high)
-    if bad.any():
-        (i,) = first(bad)
-        raise InputError(f"array {name!r}, request {i}: {array[i]}, expected {low} to {high}")
+    words = f"expected {low} to {high}"
+    refuse((array < low) | (array > high), lambda i: f"array {name!r}, request {i}: {array[i]}, {words}")
     return array.astype(np.int64)
 
 
@@ -242,27 +240,21 @@ def _ids(stored: np.ndarray, filler: np.ndarray, n_experts: int, notes: list[str
     if filler.all():
         value = stored[0, 0, 0]
         raise InputError(f"{where}: every id of {len(stored)} rows is {value} (nothing was captured), expected routes")
-    narrow = stored.dtype.itemsize == 1
-    wrapped = narrow and stored.dtype.kind == "u" and n_experts < 256 and (stored[~filler] == 255).any()
-    if wrapped:
-        row, layer, slot = first((stored == 255) & ~filler[:, None, None])
-        raise InputError(
-            f"{where}, row {row}, routed layer {layer}, slot {slot}: 255 in a model of {n_experts} experts is -1 in "
-            "unsigned 8 bits, expected ids in 16 bits"
-        )
-    if narrow and stored.dtype.kind == "i" and n_experts > 128 and (stored[~filler] < 0).any():
-        row, layer, slot = first((stored < 0) & ~filler[:, None, None])
-        value = int(stored[row, layer, slot])
-        raise InputError(
-            f"{where}, row {row}, routed layer {layer}, slot {slot}: {value} is an id of 128 or more in signed 8 bits "
-            f"({value + 256}?), expected ids in 16 bits"
+    narrow, left_out = stored.dtype.itemsize == 1, filler[:, None, None]
+    if narrow and stored.dtype.kind == "u" and n_experts < 256:
+        words = f"255 in a model of {n_experts} experts is -1 in unsigned 8 bits, expected ids in 16 bits"
+        refuse((stored == 255) & ~left_out, lambda *index: f"{where}{at(*index)}: {words}")
+    if narrow and stored.dtype.kind == "i" and n_experts > 128:
+        refuse(
+            (stored < 0) & ~left_out,
+            lambda *index: f"{where}{at(*index)}: {stored[index]} is an id of 128 or more in signed 8 bits "
+            f"({int(stored[index]) + 256}?), expected ids in 16 bits",
         )
     if narrow and n_experts > 256:
         notes.append(narrow_note(n_experts))
-    ids = stored if not filler.any() or stored.dtype.kind == "i" else np.where(filler[:, None, None], 0, stored)
-    routes = integers(ids, np.int16, where)
+    routes = integers(stored if stored.dtype.kind == "i" else np.where(left_out, 0, stored), np.int16, where)
     if filler.any():
-        routes = np.where(filler[:, None, None], np.int16(-1), routes)
+        routes = np.where(left_out, np.int16(-1), routes)
     check_ids("routed_experts", routes, n_experts)
     check_distinct("routed_experts", routes)
     return routes
