@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from traces.arrays import integers, named, read_arrays, shown
+from traces.arrays import integers, named, read_arrays, refuse, shown
 from traces.assemble import assemble, lengths_of
 from traces.convert.serving import SERVING_ARRAYS, from_serving
-from traces.convert.shapes import (
-    Given,
-    one_number,
-    recognised,
-    resolve_experts,
-    resolve_layers,
-    unlike_model,
-)
+from traces.convert.shapes import Given, one_number, recognised, resolve_experts, resolve_layers, unlike_model
 from traces.models.known import builtin, resolve_model
 from traces.trace import Trace
 
@@ -58,15 +51,15 @@ def convert_file(path: str | Path, output: str | Path, *, kind: str | None = Non
 
 def replay_needs(trace: Trace) -> list[str]:
     """What ``python -m sim replay`` will have to be told of this trace, in a line; none for a model that is known."""
+    model = trace.meta["model"]
     try:
-        resolve_model(trace.meta["model"], trace.layers)
+        resolve_model(model, trace.layers)
     except InputError as error:
-        name = trace.meta["model"]["name"]
-        if builtin(name) is not None or "config" in trace.meta["model"]:
+        if builtin(model["name"]) is not None or "config" in model:
             return [f"replay will refuse it: {error}"]
         return [
-            f"{name} is not built in: replay will need --model, a built-in name or a config.json; convert with --model "
-            "config.json writes it into the trace"
+            f"{model['name']} is not built in: replay will need --model, a built-in name or a config.json; convert "
+            "with --model config.json writes it into the trace"
         ]
     return []
 
@@ -156,9 +149,7 @@ def from_gpt_oss(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trac
     dataset = _per_sequence("dataset", dataset, count, "U")
     category = _per_sequence("category", category, count, "U")
     start = integers(_per_sequence("prompt_len", prompt_len, count, "iu"), np.int32, "array 'prompt_len'")
-    if (start < 1).any():
-        i = int(np.argmax(start < 1))
-        raise InputError(f"array 'prompt_len', sequence {i}: {start[i]}, expected at least 1 token")
+    refuse(start < 1, lambda i: f"array 'prompt_len', sequence {i}: {start[i]}, expected at least 1 token")
     notes = ["prompt rows are absent: decode only, from position prompt_len", *unlike_model(model, routes.shape[2])]
     return assemble(
         meta=_meta(
@@ -214,9 +205,10 @@ def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace
         raise InputError(f"array 'k': {k.tolist()}, expected {slots}, the slots of 'routes'")
     model = recognised(given, recorded, experts=one_number("n_experts", n_experts))
     phase = integers(_per_sequence("phase", phase, rows, "iu"), np.int16, "array 'phase'")
-    if not np.isin(phase, (0, 1)).all() or (np.diff(phase) < 0).any():
-        i = int(np.argmax(~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[0]) < 0)))
-        raise InputError(f"array 'phase', row {i}: {phase[i]}, expected 0 (prefill), then 1 (decode)")
+    refuse(
+        ~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[:1]) < 0),
+        lambda i: f"array 'phase', row {i}: {phase[i]}, expected 0 (prefill), then 1 (decode)",
+    )
     sizes = integers(_per_sequence("expert_bytes", expert_bytes, recorded, "iu"), np.int64, "array 'expert_bytes'")
     said = model.meta(resolve_experts(model, given.experts, n_experts), slots) | {"expert_bytes": sizes.tolist()}
     notes = unlike_model(model, slots)
@@ -234,15 +226,10 @@ def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace
 def _from_serving(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
     if "routed_experts" not in arrays:
         raise InputError(f"array 'routed_experts' is missing, expected one or more of {', '.join(SERVING_ARRAYS)}")
-    made = from_serving(arrays, given, stem)
-    model, captured = made.model, f"{made.model.name}, routes as a serving engine returned them"
-    return assemble(
-        meta=_meta(
-            model.meta(made.n_experts, made.experts.shape[2]), given, captured, "not stated", made.notes
-        ),
-        layers=made.layers, experts=made.experts, lengths=made.lengths, prefill=made.prefill, token=made.token,
-        domain=made.domain, sequence_id=np.array([f"{stem}/{i}" for i in range(len(made.lengths))]),
-    )  # fmt: skip
+    model, notes, served = from_serving(arrays, given, stem)
+    captured = f"{model['name']}, routes as a serving engine returned them"
+    names = np.array([f"{stem}/{i}" for i in range(len(served["lengths"]))])
+    return assemble(meta=_meta(model, given, captured, "not stated", notes), sequence_id=names, **served)
 
 
 KINDS: dict[str, Callable[[dict[str, np.ndarray], Given, str], Trace]] = {

@@ -6,7 +6,7 @@ conversation may each contain all earlier ones. Such rows are dropped with a not
 counted as routing.
 """
 
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -45,24 +45,20 @@ SERVING_ARRAYS = (
 # Rows of this many ids are never equal by chance.
 _ROW_IDS = 8
 
-
-@dataclass
-class Served:
-    """Routes of S sequences one after another, cleaned, and what was noticed on the way."""
-
-    model: RecordedModel
-    n_experts: int
-    layers: list[int]
-    experts: np.ndarray  # (T, L, K) int16
-    lengths: np.ndarray  # (S,)
-    prefill: np.ndarray  # (S,)
-    token: np.ndarray | None  # (T,) int32
-    domain: np.ndarray  # (S,)
-    notes: list[str] = field(default_factory=list)
+_PADDED_LEFT = (
+    "padding at the end: these requests are padded on the left, as verl's batches are; move each one's rows to the "
+    "front"
+)
+_SKIPPED = "its route (an engine's prefix cache skips tokens that it has seen)"
 
 
-def from_serving(record: dict[str, np.ndarray], given: Given, stem: str) -> Served:
-    """Read a record of the arrays of ``SERVING_ARRAYS``; raises InputError naming array, request or row, and value."""
+def from_serving(
+    record: dict[str, np.ndarray], given: Given, stem: str
+) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+    """``meta["model"]``, notes, and the cleaned rest for `assemble`, of a record of the arrays of ``SERVING_ARRAYS``.
+
+    Raises InputError naming array, request or row, and value.
+    """
     notes: list[str] = []
     stored, lengths = _rows(record, given)
     model, n_experts, layers, stored = _model(record, given, stored, notes)
@@ -75,17 +71,14 @@ def from_serving(record: dict[str, np.ndarray], given: Given, stem: str) -> Serv
     numbers = None if "conversation" not in record else _counts(record, "conversation", len(turns), -(2**31))
     starts = None if "start" not in record else _counts(record, "start", len(turns), 0)
     sequences, last_turn = join_conversations(turns, numbers, starts, notes)
-    return Served(
-        model=model,
-        n_experts=n_experts,
-        layers=layers,
-        experts=np.concatenate([s.routes for s in sequences]),
-        lengths=np.array([len(s.routes) for s in sequences]),
-        prefill=np.array([s.prompt for s in sequences]),
-        token=None if tokens is None else np.concatenate([s.tokens for s in sequences if s.tokens is not None]),
-        domain=domain[last_turn],
-        notes=notes,
-    )
+    return model.meta(n_experts, routes.shape[2]), notes, {
+        "layers": layers,
+        "experts": np.concatenate([s.routes for s in sequences]),
+        "lengths": np.array([len(s.routes) for s in sequences]),
+        "prefill": np.array([s.prompt for s in sequences]),
+        "token": None if tokens is None else np.concatenate([s.tokens for s in sequences if s.tokens is not None]),
+        "domain": domain[last_turn],
+    }  # fmt: skip
 
 
 def _rows(record: dict[str, np.ndarray], given: Given) -> tuple[np.ndarray, np.ndarray]:
@@ -275,13 +268,9 @@ def _tokens(record: dict[str, np.ndarray], lengths: np.ndarray) -> list[np.ndarr
 
 
 def _turns(
-    routes: np.ndarray,
-    filler: np.ndarray,
-    lengths: np.ndarray,
-    tokens: list[np.ndarray] | None,
-    padded: bool,
+    routes: np.ndarray, filler: np.ndarray, lengths: np.ndarray, tokens: list[np.ndarray] | None, padded: bool,
     notes: list[str],
-) -> list[Turn]:
+) -> list[Turn]:  # fmt: skip
     """One Turn a request, its filler rows at the end dropped; filler elsewhere is refused."""
     turns, dropped, copied, doubtful = [], 0, 0, 0
     for request, (end, length) in enumerate(zip(np.cumsum(lengths), lengths, strict=True)):
@@ -293,15 +282,8 @@ def _turns(
         if len(real) < rows:
             left = padded and int(real[0]) == rows - len(real)
             row = int(np.argmax(filler[start:end])) + (0 if padded else int(start))
-            raise InputError(
-                f"array 'routed_experts', row {row} (request {request}): filler before real rows, expected "
-                + (
-                    "padding at the end: these requests are padded on the left, as verl's batches are; move each one's "
-                    "rows to the front"
-                    if left
-                    else "its route (an engine's prefix cache skips tokens that it has seen)"
-                )
-            )
+            where = f"array 'routed_experts', row {row} (request {request}): filler before real rows"
+            raise InputError(f"{where}, expected {_PADDED_LEFT if left else _SKIPPED}")
         mine = routes[start : start + rows]
         dropped += int(length) - rows
         unsure = tokens is not None and len(tokens[request]) == length == rows > 1
