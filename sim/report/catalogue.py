@@ -23,6 +23,10 @@ _MODEL_FIELDS = (
     "dense_ffn", "attention", "windows", "vocab", "tied", "total_parameters", "active_parameters", "source",
 )  # fmt: skip
 
+_DERIVED = (
+    "gpu_bytes", "memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "link_latency_ns", "link_measured",
+)  # fmt: skip
+
 
 def models_json() -> list[dict[str, Any]]:
     """Every built-in model, as `model_json` gives it."""
@@ -49,15 +53,11 @@ def models_table() -> Table:
     for name in builtin_models():
         spec = model_spec(name)
         table.add_row(
-            name,
-            f"{spec.routed_layers}x{spec.experts}/{spec.top_k}",
-            f"{spec.expert_bytes[0] / 1e6:.2f}",
-            f"{spec.routed_bytes_per_token / 1e9:.2f}",
-            f"{spec.all_expert_bytes / 1e9:.1f}",
-            f"{spec.resident_bytes / 1e9:.2f}",
-            f"{spec.total_parameters / 1e9:.2f}",
+            name, f"{spec.routed_layers}x{spec.experts}/{spec.top_k}", f"{spec.expert_bytes[0] / 1e6:.2f}",
+            f"{spec.routed_bytes_per_token / 1e9:.2f}", f"{spec.all_expert_bytes / 1e9:.1f}",
+            f"{spec.resident_bytes / 1e9:.2f}", f"{spec.total_parameters / 1e9:.2f}",
             f"{spec.active_parameters / 1e9:.2f}",
-        )
+        )  # fmt: skip
     return table
 
 
@@ -103,14 +103,7 @@ def hardware_json() -> list[dict[str, Any]]:
 def machine_json(name_or_path: str) -> dict[str, Any]:
     """One machine: its profile, and what is derived from it under ``derived``. Raises as `Hardware.load` does."""
     hardware = Hardware.load(name_or_path)
-    derived = {
-        "gpu_bytes": hardware.gpu_bytes,
-        "memory_bytes_per_s": hardware.memory_bytes_per_s,
-        "flops_per_s": hardware.flops_per_s,
-        "link_bytes_per_s": hardware.link_bytes_per_s,
-        "link_latency_ns": hardware.link_latency_ns,
-        "link_measured": hardware.link_measured,
-    }
+    derived = {name: getattr(hardware, name) for name in _DERIVED}
     return {**hardware.model_dump(mode="json", exclude_none=True, by_alias=True), "derived": derived}
 
 
@@ -123,15 +116,9 @@ def hardware_table() -> Table:
     table.add_column("link figure")
     for name in builtin_hardware():
         hardware = Hardware.load(name)
-        gpu = hardware.gpu
-        table.add_row(
-            name,
-            f"{gpu.memory_gb.value:g}",
-            f"{gpu.bandwidth_gbps.value:g}",
-            f"{gpu.tflops.value:g}",
-            f"{hardware.link_bytes_per_s / 1e9:.1f}",
-            hardware.link_source,
-        )
+        peaks = (hardware.gpu.memory_gb, hardware.gpu.bandwidth_gbps, hardware.gpu.tflops)
+        link = f"{hardware.link_bytes_per_s / 1e9:.1f}", hardware.link_source
+        table.add_row(name, *(f"{peak.value:g}" for peak in peaks), *link)
     return table
 
 
@@ -139,10 +126,8 @@ def machine_table(name_or_path: str | Path) -> Table:
     """One machine in full, every figure with its source. Raises as `Hardware.load` does."""
     hardware = Hardware.load(name_or_path)
     table = Table(title=f"{hardware.name}: {hardware.description}")
-    table.add_column("figure", no_wrap=True)
-    table.add_column("value", justify="right")
-    table.add_column("measured")
-    table.add_column("source")
+    for heading in ("figure", "value", "measured", "source"):
+        table.add_column(heading, no_wrap=heading == "figure", justify="right" if heading == "value" else "left")
     for part in (hardware.gpu, hardware.link, hardware.software, hardware.host or ()):
         for field, value in part:
             if isinstance(value, Figure):
