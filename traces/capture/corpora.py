@@ -1,15 +1,17 @@
 """Domain text for training and capture: openly licensed English rows only, split so that no prompt is on both sides.
 
 A folder of corpora holds ``<file>.jsonl.xz`` files; a line is ``{"domain", "source", "prompt", "response"}``.
-``SOURCES`` below is the whole list of what may be used: a row whose source matches none of its prefixes is left out.
+``corpora.toml`` is the whole list of what may be used: a row whose source matches none of its prefixes is left out.
 """
 
 import hashlib
 import json
 import lzma
 import re
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from ground.errors import InputError
@@ -17,57 +19,23 @@ from ground.text import check_text
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows of ``<file>.jsonl.xz`` whose ``source`` starts with ``prefix`` belong to ``domain`` under ``licence``."""
+class Domain:
+    """Text of one domain: the rows of ``<file>.jsonl.xz`` whose source starts with a prefix in ``sources``."""
 
-    domain: str
+    about: str
     file: str
-    prefix: str
-    licence: str
+    sources: dict[str, str]
+    """The licence of the rows of each prefix."""
+    turns: int = 1
+    """How many rows in a row make one text."""
+    capture_share: float = 0.15
 
 
-SOURCES = (
-    Source("law", "law", "HazyResearch/legalbench:CUAD", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:corporate_lobbying", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:unfair_tos", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:overruling", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:hearsay", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:proa", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:personal_jurisdiction", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:abercrombie", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:rule_qa", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:diversity_6", "CC BY 4.0"),
-    Source("law", "law", "HazyResearch/legalbench:statutory_reasoning_assessment", "MIT"),
-    Source("banking", "finance", "PolyAI-LDN/task-specific-datasets:banking77", "CC BY 4.0"),
-    Source("banking", "finance", "PolyAI-LDN/task-specific-datasets:nlupp", "CC BY 4.0"),
-    Source("counselling", "counselling", "nbertagnolli/counsel-chat", "MIT"),
-    Source("code", "code", "noahshinn/reflexion:humaneval", "MIT"),
-    Source("code", "code", "noahshinn/reflexion:mbpp", "MIT (programs), CC BY 4.0 (MBPP)"),
-    Source("code", "code", "SWE-agent/SWE-agent", "MIT"),
-    Source("code", "code", "CPython", "PSF-2.0"),
-    Source("code", "code", "human-eval", "MIT"),
-    Source("math", "math", "PRM800K", "MIT"),
-    Source("math", "math", "openai/grade-school-math", "MIT"),
-    Source("math", "math", "QwenLM/Qwen2.5-Math:olympiadbench", "Apache-2.0 (OpenBMB/OlympiadBench)"),
-    Source("math", "math", "QwenLM/Qwen2.5-Math:aqua", "Apache-2.0 (AQuA)"),
-    Source("math", "math", "champ-dataset", "MIT"),
-)
-
-# What the texts are; which of the sources above a trace's rows are from stands in its meta.text.sources.
 DOMAINS = {
-    "law": "contract clauses, bills, terms of service and questions of law",
-    "banking": "customers' queries to a bank and their intents, told as a conversation",
-    "counselling": "questions of people in need and counsellors' answers",
-    "code": "Python functions, agents' programming runs and debugging steps",
-    "math": "problems and worked solutions",
+    name: Domain(**fields)
+    for name, fields in tomllib.loads((resources.files("traces.capture") / "corpora.toml").read_text("utf-8")).items()
 }
 
-# A customer's query and its intent are a dozen words: alone they make no text worth decoding. A conversation of
-# several customers does, and it is how a bank's assistant meets them.
-TURNS = {"banking": 6}
-
-_CAPTURE_SHARE = {"counselling": 0.30}  # few questions: more of them are needed to capture enough sequences
-_DEFAULT_CAPTURE_SHARE = 0.15
 _PROFILE_SHARE = 0.70
 
 # A captured sequence should have a short prompt and enough to decode; a prompt with many responses makes one
@@ -76,9 +44,7 @@ _CAPTURE_PROMPT_CHARACTERS = 280
 _CAPTURE_RESPONSE_CHARACTERS = 60
 _CAPTURE_ROWS_A_PROMPT = 8
 
-_BANKING_QUERY = re.compile(
-    r"^Customer(?: query)?: (?P<query>.*)\n(?:What is the banking|List the) intent.*$", re.DOTALL
-)
+_BANKING_QUERY = re.compile(r"^Customer(?: query)?: (.*)\n(?:What is the banking|List the) intent.*$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -135,28 +101,21 @@ def read_domain(folder: str | Path, domain: str, seed: int = 0) -> DomainText:
         return not _suits_capture(groups[prompt]), hashlib.sha256(f"{seed}:{domain}:{prompt}".encode()).digest()
 
     ordered = sorted(groups, key=order)
-    share = _CAPTURE_SHARE.get(domain, _DEFAULT_CAPTURE_SHARE)
-    captured = max(2, round(share * len(ordered)))
+    captured = max(2, round(DOMAINS[domain].capture_share * len(ordered)))
     profile = max(1, min(captured - 1, round(_PROFILE_SHARE * captured)))
     return DomainText(
         domain=domain,
         train=[row for prompt in ordered[captured:] for row in groups[prompt]],
         profile=[groups[prompt][0] for prompt in ordered[:profile]],
         eval=[groups[prompt][0] for prompt in ordered[profile:captured]],
-        about=DOMAINS[domain],
+        about=DOMAINS[domain].about,
     )
 
 
-def documents(rows: Iterable[TextRow], turns: int = 1) -> Iterator[str]:
-    """Texts for training: ``turns`` rows in a row make one text."""
-    waiting: list[str] = []
-    for row in rows:
-        waiting.append(row.text)
-        if len(waiting) == turns:
-            yield "\n".join(waiting)
-            waiting = []
-    if waiting:
-        yield "\n".join(waiting)
+def documents(rows: Sequence[TextRow], domain: str) -> list[str]:
+    """Texts for training: as many rows in a row make one text as the domain says."""
+    turns = DOMAINS[domain].turns if domain in DOMAINS else 1
+    return ["\n".join(row.text for row in rows[at : at + turns]) for at in range(0, len(rows), turns)]
 
 
 def normalised(text: str) -> str:
@@ -167,7 +126,7 @@ def normalised(text: str) -> str:
 def _suits_capture(group: list[TextRow]) -> bool:
     """Whether a group of rows with one prompt makes a good captured sequence."""
     first = group[0]
-    response = len(first.response) * TURNS.get(first.domain, 1)
+    response = len(first.response) * DOMAINS[first.domain].turns
     return (
         len(group) <= _CAPTURE_ROWS_A_PROMPT
         and len(first.prompt) <= _CAPTURE_PROMPT_CHARACTERS
@@ -177,18 +136,18 @@ def _suits_capture(group: list[TextRow]) -> bool:
 
 def _read_rows(folder: Path, domain: str) -> Iterator[TextRow]:
     """The allowed English rows of ``domain`` in file order."""
-    sources = [source for source in SOURCES if source.domain == domain]
-    if not sources:
+    if domain not in DOMAINS:
         raise InputError(f"domain {domain!r} is unknown; one of {', '.join(DOMAINS)}")
-    path = folder / f"{sources[0].file}.jsonl.xz"
+    path = folder / f"{DOMAINS[domain].file}.jsonl.xz"
+    sources = DOMAINS[domain].sources
     try:
         with lzma.open(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 row = _parse(path, number, line)
-                source = next((source for source in sources if row["source"].startswith(source.prefix)), None)
-                if source and _is_english(row["prompt"] + row["response"]):
+                licence = next((sources[prefix] for prefix in sources if row["source"].startswith(prefix)), None)
+                if licence and _is_english(row["prompt"] + row["response"]):
                     prompt, response = _form(domain, row["prompt"], row["response"])
-                    yield TextRow(domain, row["source"], source.licence, prompt, response)
+                    yield TextRow(domain, row["source"], licence, prompt, response)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a corpora folder holds <domain>.jsonl.xz files") from None
     except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
@@ -212,7 +171,7 @@ def _form(domain: str, prompt: str, response: str) -> tuple[str, str]:
     """Prompt and response as a model reads them, one after the other."""
     prompt, response = prompt.strip("\n"), response.strip("\n")
     if domain == "banking" and (match := _BANKING_QUERY.match(prompt)):
-        return f"Customer: {match['query'].strip()}\nAgent:", f" {response}"
+        return f"Customer: {match[1].strip()}\nAgent:", f" {response}"
     # Code goes on at its own indentation; everything else starts a new line anyway.
     return f"{prompt}\n", response
 

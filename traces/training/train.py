@@ -24,7 +24,7 @@ from ground.errors import InputError
 from ground.plots import new_figure, save_png
 from ground.progress import Watch
 from ground.text import first_words
-from traces.capture.corpora import TURNS, DomainText, documents, read_domain
+from traces.capture.corpora import DomainText, documents, read_domain
 from traces.capture.routers import routed_layers
 from traces.statistics.usage import entropy
 from traces.training.upcycle import TOPOLOGIES, Topology, upcycle
@@ -133,7 +133,7 @@ def pack(tokenizer: Any, text: DomainText, length: int, seed: int) -> np.ndarray
     rows = [text.train[index] for index in np.random.default_rng(seed).permutation(len(text.train))]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream: list[int] = []
-    for ids in tokenizer(list(documents(rows, TURNS.get(text.domain, 1))), add_special_tokens=False)["input_ids"]:
+    for ids in tokenizer(documents(rows, text.domain), add_special_tokens=False)["input_ids"]:
         stream += [*ids, *end]
     count = len(stream) // length
     if not count:

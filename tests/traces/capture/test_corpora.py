@@ -2,7 +2,7 @@ import pytest
 
 from ground.errors import InputError
 from tests.support.tiny_moe import write_corpus
-from traces.capture.corpora import DOMAINS, SOURCES, TURNS, documents, normalised, read_domain
+from traces.capture.corpora import DOMAINS, documents, normalised, read_domain
 
 CUAD, LICENCE = "HazyResearch/legalbench:CUAD_Insurance", "CC BY 4.0"
 
@@ -15,8 +15,8 @@ def rows(
 
 def test_only_openly_licensed_sources_are_listed():
     open_licences = ("CC BY 4.0", "CC0", "MIT", "Apache-2.0", "PSF-2.0")
-    assert {source.domain for source in SOURCES} == set(DOMAINS)
-    assert all(source.licence.startswith(open_licences) for source in SOURCES)
+    assert all(domain.sources for domain in DOMAINS.values())
+    assert all(licence.startswith(open_licences) for domain in DOMAINS.values() for licence in domain.sources.values())
 
 
 def test_closed_sources_and_other_languages_are_left_out(tmp_path):
@@ -78,8 +78,8 @@ def test_banking_is_a_conversation(tmp_path):
     text = read_domain(tmp_path, "banking")
     first = text.train[0]
     assert first.prompt.startswith("Customer: Where is card") and first.prompt.endswith("?\nAgent:")
-    document = next(documents(text.train, TURNS["banking"]))
-    assert document.count("Customer: ") == document.count("\nAgent: card arrival") == TURNS["banking"]
+    document, turns = documents(text.train, "banking")[0], DOMAINS["banking"].turns
+    assert document.count("Customer: ") == document.count("\nAgent: card arrival") == turns
 
 
 @pytest.mark.parametrize(
