@@ -204,11 +204,9 @@ def policies(
 
 @app.command
 def models(
-    name: Annotated[str | None, Help("one model in full: a built-in name or a config.json")] = None,
-    /,
-    *,
+    name: Annotated[str | None, Help("one model in full: a built-in name or a config.json")] = None, /, *,
     json: _Json = None,
-) -> None:
+) -> None:  # fmt: skip
     """List the built-in models, or show one with its sizes.
 
     For example:
@@ -255,10 +253,7 @@ def hardware(
 
 @app.command
 def software(
-    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None,
-    /,
-    *,
-    json: _Json = None,
+    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None, /, *, json: _Json = None
 ) -> None:
     """List the software profiles, which say what predictions cost, or show one; every figure with its source.
 

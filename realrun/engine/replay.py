@@ -57,11 +57,9 @@ def run(
     measured = replace(prepared, scene=replace(done, work=outcome.measured(done.work)))
     one = report(measured, outcome.log, engine="streams", clock="measured", notes=_notes(rig, scene, outcome))
     settings = {
-        "complete": outcome.complete,
-        "checked": outcome.checked,
-        "link_busy_ms": outcome.link_busy_ns / 1e6,
+        "complete": outcome.complete, "checked": outcome.checked, "link_busy_ms": outcome.link_busy_ns / 1e6,
         "kernels_ms": _kernels_ms(outcome, done.work),
-    }
+    }  # fmt: skip
     machine = {"device": rig.device.name, "python": platform.python_version(), "host_experts": rig.store.stored}
     return replace(one, settings=one.settings | settings, provenance=one.provenance | machine)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ground.errors import InputError
 from ground.files import keep_apart
@@ -61,7 +60,11 @@ def validate(options: ValidateOptions, command: str) -> Record:
     reasons = {one.name: lacking(first, policy_class(one.name)) for one in wanted}
     if all(reasons.values()):  # found before experts are pinned
         raise InputError(f"nothing can be run: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}")
-    record = Record(command, _provenance(first, machine, options), profile=profile)
+    provenance = {
+        "trace": Path(first.trace.source).name, "trace_sha256": first.trace.sha256, "model": first.model.name,
+        "hardware": first.hardware.name, "software": first.software.name, "decode_steps": options.steps,
+    }  # fmt: skip
+    record = Record(command, provenance | made_by(machine), profile=profile)
     with open_rig(
         first.model, options.device, shared=options.shared, limit=limit, say=say
     ) as rig, interruptible() as stop:  # fmt: skip
@@ -180,15 +183,3 @@ def _both(
 
 def _decode_s(report: Report) -> float:
     return sum(report.decode.time_ms.values()) / 1e3
-
-
-def _provenance(here: Scene, machine: Machine, options: ValidateOptions) -> dict[str, Any]:
-    return {
-        "trace": Path(here.trace.source).name,
-        "trace_sha256": here.trace.sha256,
-        "model": here.model.name,
-        "hardware": here.hardware.name,
-        "software": here.software.name,
-        "decode_steps": options.steps,
-        **made_by(machine),
-    }

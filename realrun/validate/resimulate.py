@@ -63,15 +63,15 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
-    wanted = {label: Contestant.of(label) for label, _, _ in pairs}
-    learns = any(policy_class(one.name).learns for one in wanted.values())
-    for label, cache, then in pairs:
+    wanted = [Contestant.of(label) for label, _, _ in pairs]
+    learns = any(policy_class(one.name).learns for one in wanted)
+    for one, (label, cache, then) in zip(wanted, pairs, strict=True):
         here = scene(trace, model=model, hardware=hardware, software="measured", cache=cache, learns=learns)
         if here.trace.sha256 != sha256:
             raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
         if steps is not None:
             here = first_steps(here, steps)
-        simulated = for_device(prepare(here, wanted[label].name, wanted[label].values)).simulate()
+        simulated = for_device(prepare(here, one.name, one.values)).simulate()
         with as_written(source):
             # What this code compares and that of then did not is without a measured figure.
             rows = compare(simulated, simulated, cache, label)

@@ -23,15 +23,10 @@ NOTE = "each sequence begins with an empty cache (--cold)"
 
 
 def replay_cold(
-    scene: Scene,
-    policy: str,
-    values: Mapping[str, object] | None = None,
-    *,
-    engine: Engine = "auto",
-    progress: Callable[[int], None] = lambda steps: None,
-    **link: Any,
-) -> Report:
-    """As ``sim.run.prepared.replay``, the cache being empty where a sequence begins.
+    scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, engine: Engine = "auto",
+    progress: Callable[[int], None] = lambda steps: None, **link: Any,
+) -> Report:  # fmt: skip
+    """As ``sim.run.prepared.replay``, the cache being empty where a sequence begins; ``link`` is for ``prepare``.
 
     Raises InputError, also for sequences that decode together: they share a cache.
     """

@@ -94,13 +94,9 @@ class PreparedRun:
 
 
 def prepare(
-    scene: Scene,
-    policy: str,
-    values: Mapping[str, object] | None = None,
-    *,
-    discipline: Discipline | None = None,
+    scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, discipline: Discipline | None = None,
     chunks: int | None = None,
-) -> PreparedRun:
+) -> PreparedRun:  # fmt: skip
     """Have ``policy`` plan for ``scene``, check the plan and settle what it leaves open.
 
     Args:
@@ -135,26 +131,17 @@ def prepare(
 
 
 def replay(
-    scene: Scene,
-    policy: str,
-    values: Mapping[str, object] | None = None,
-    *,
-    discipline: Discipline | None = None,
-    chunks: int | None = None,
-    **options: Any,
-) -> Report:
+    scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, discipline: Discipline | None = None,
+    chunks: int | None = None, **options: Any,
+) -> Report:  # fmt: skip
     """``prepare`` a run, and ``PreparedRun.simulate`` it with ``options``. Raises InputError."""
     return prepare(scene, policy, values, discipline=discipline, chunks=chunks).simulate(**options)
 
 
 def settle_for(
-    kind: type[Policy],
-    work: Workload,
-    plan: Plan,
-    budget: int,
-    discipline: Discipline | None = None,
+    kind: type[Policy], work: Workload, plan: Plan, budget: int, discipline: Discipline | None = None,
     chunks: int | None = None,
-) -> RunTerms:
+) -> RunTerms:  # fmt: skip
     """What :func:`sim.run.terms.settle` makes of a policy's plan; errors, of the same kinds, name the policy."""
     try:
         return settle(work, plan, budget, discipline, chunks)
@@ -192,15 +179,10 @@ def report(
         "kv": int(cached_tokens(scene.trace, scene.work.schedule).max()) * model.kv_bytes_per_token,
     }
     settings = {
-        "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts),
-        "cache_bytes": scene.budget,
-        "batch": scene.batch,
-        "split": scene.split,
-        "discipline": run.terms.discipline,
-        "chunks": run.terms.chunks,
-        "engine": engine,
-        "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
-    }
+        "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,
+        "batch": scene.batch, "split": scene.split, "discipline": run.terms.discipline, "chunks": run.terms.chunks,
+        "engine": engine, "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
+    }  # fmt: skip
     # A reference that holds every expert is not held to what a smaller memory must move.
     bound = bound or scene.bound
     if plan.everything_resident:
@@ -213,13 +195,12 @@ def report(
 
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
-    notes = [*scene.trace.meta.get("notes", []), *scene.notes]
-    if plan.note:
-        notes.append(plan.note)
+    notes = [*scene.trace.meta.get("notes", []), *scene.notes, *filter(None, [plan.note])]
+    model = scene.model
     if plan.everything_resident:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
     if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:
-        slots = describe_capacity(gpu["experts"], scene.model.expert_bytes, scene.model.experts)
+        slots = describe_capacity(gpu["experts"], model.expert_bytes, model.experts)
         notes.append(f"has no use for the whole cache: {slots}")
     if plan.host is not None:
         notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
@@ -228,11 +209,11 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
         left = max(0, have - need + gpu["experts"])
         notes.append(
             f"needs {need / 2**30:.1f} GiB of GPU memory; {scene.hardware.name} has {have / 2**30:.1f} GiB, "
-            f"which leaves experts {describe_capacity(left, scene.model.expert_bytes, scene.model.experts)}"
+            f"which leaves experts {describe_capacity(left, model.expert_bytes, model.experts)}"
         )
-    if scene.budget > scene.model.all_expert_bytes:
-        notes.append(f"the cache is larger than all experts together ({scene.model.all_expert_bytes / 2**20:,.0f} MiB)")
-    token = sum(scene.model.expert_bytes) * scene.trace.top_k
+    if scene.budget > model.all_expert_bytes:
+        notes.append(f"the cache is larger than all experts together ({model.all_expert_bytes / 2**20:,.0f} MiB)")
+    token = sum(model.expert_bytes) * scene.trace.top_k
     if not plan.everything_resident and plan.keep and scene.budget < token:
         notes.append(
             f"the cache is smaller than what one token takes over all layers ({token / 2**20:,.0f} MiB): "
