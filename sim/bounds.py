@@ -14,13 +14,6 @@ from sim.log import DECODE
 from sim.workload import Workload, next_calls
 
 
-def fewest_bytes(
-    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None
-) -> int:
-    """Fewest bytes that serve some calls from an empty cache: the sum of ``fewest_loads``."""
-    return int(fewest_loads(offsets, experts, sizes, capacity, at_once).sum())
-
-
 def fewest_loads(
     offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None
 ) -> np.ndarray:
@@ -104,8 +97,8 @@ def fewest_decode_bytes(work: Workload, capacity: int) -> int:
         first, last = work.offsets[begin], work.offsets[end]
         experts, size = work.expert[first:last], sizes[first:last]
         _, once = np.unique(experts, return_index=True)
-        cold = fewest_bytes(work.offsets[begin : end + 1] - first, experts, size, capacity, wave)
-        total += max(0, cold - min(capacity, int(size[once].sum())))
+        cold = fewest_loads(work.offsets[begin : end + 1] - first, experts, size, capacity, wave)
+        total += max(0, int(cold.sum()) - min(capacity, int(size[once].sum())))
     return total
 
 

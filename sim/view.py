@@ -93,12 +93,8 @@ class View:
 
     def probs(self, point: int) -> np.ndarray:
         """Known at ``point``: router probabilities x 255 of layers below it (R, point, E) uint8, 0 where not stored."""
-        probs, ids = self._need("probs")[self._rows, :point], self._trace.prob_experts
-        if ids is None:
-            return probs
-        dense = np.zeros((*probs.shape[:2], self.n_experts), np.uint8)
-        np.put_along_axis(dense, ids[self._rows, :point].astype(np.int64), probs, axis=2)
-        return dense
+        self._need("probs")
+        return every_prob(self._trace, self._rows, point)
 
     def past_sum(self, table: np.ndarray) -> np.ndarray:
         """Known at point 0: ``table`` (L, E, N) summed over all that the sequence's earlier tokens took.
@@ -140,6 +136,16 @@ class View:
                 f"{self._trace.source or 'trace'}: no array {name}, which the policy needs; capture one with it"
             )
         return np.asarray(array)
+
+
+def every_prob(trace: Trace, rows: np.ndarray, layers: int) -> np.ndarray:
+    """Stored probabilities x 255 of ``rows`` in the first ``layers`` (n, layers, E) uint8, 0 where not stored."""
+    probs, ids = np.asarray(trace.probs)[rows, :layers], trace.prob_experts
+    if ids is None:
+        return probs
+    dense = np.zeros((*probs.shape[:2], trace.n_experts), np.uint8)
+    np.put_along_axis(dense, ids[rows, :layers].astype(np.int64), probs, axis=2)
+    return dense
 
 
 def prompts(trace: Trace) -> dict[int, np.ndarray]:

@@ -41,11 +41,10 @@ class _Entry:
         if self._compiled is not None:
             return self._compiled(*arguments)
         # Pickles and machine code that are damaged fail in more ways than can be listed, and before anything has run.
-        with suppress(Exception):
-            return self._first(self._kept(), arguments)
-        drop_compiled()
-        with suppress(Exception):
-            return self._first(self._kept(), arguments)
+        for _ in range(2):
+            with suppress(Exception):
+                return self._first(self._kept(), arguments)
+            drop_compiled()
         return self._first(njit(self._function), arguments)
 
     def _kept(self) -> Callable[..., object]:

@@ -18,15 +18,7 @@ from ground.field_errors import expectation
 from ground.foreign_code import errors_name
 from sim.policies.base import Parameters, Policy, Setting
 
-__all__ = [
-    "Parameters",
-    "Policy",
-    "Setting",
-    "make_policy",
-    "parameters_of",
-    "policy_class",
-    "policy_classes",
-]
+__all__ = ["Parameters", "Policy", "Setting", "make_policy", "parameters_of", "policy_class", "policy_classes"]
 
 GROUP = "moe_replay.policies"
 

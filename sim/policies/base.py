@@ -46,6 +46,10 @@ class Setting:
     hardware: Hardware = field(default_factory=lambda: Hardware.load(DEFAULT_HARDWARE))
     software: PredictionCosts = field(default_factory=lambda: PredictionCosts.load(DEFAULT_SOFTWARE))
 
+    def search_ns(self, entries: int, width: int, queries: int = 1) -> int:
+        """What one search among so many entries of so many numbers takes."""
+        return self.software.search_ns(self.hardware, entries, width, queries)
+
 
 class Policy(ABC):
     """One way of predicting, prefetching and evicting experts.

@@ -21,13 +21,12 @@ Decided here:
 from pydantic import Field
 
 from sim.plan import Plan
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import best_first
 from sim.view import View
 
 
-class CacheMoEParameters(base.Parameters):
+class CacheMoEParameters(Parameters):
     """Parameters of cache-moe."""
 
     speculate: int = Field(default=2, ge=0, le=10_000)

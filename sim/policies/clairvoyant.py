@@ -7,13 +7,12 @@ import numpy as np
 
 from sim.bounds import fewest_loads
 from sim.plan import Plan, Requests
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.view import View
 from sim.workload import Workload
 
 
-class ClairvoyantParameters(base.Parameters):
+class ClairvoyantParameters(Parameters):
     """Parameters of clairvoyant."""
 
     loads: Literal["early", "fewest"] = "early"

@@ -23,9 +23,7 @@ def best_first(view: View, guesses: Iterable[tuple[int, int, np.ndarray]]) -> Re
     return Requests.merged(*np.concatenate(columns, axis=1))
 
 
-def each_step(
-    view: View, points: Sequence[int], ns: Callable[[int, int], int], critical: bool = True
-) -> Prediction:
+def each_step(view: View, points: Sequence[int], ns: Callable[[int, int], int], critical: bool = True) -> Prediction:
     """A prediction at each of ``points`` of every decode step, which takes ``ns`` of its rows and the point."""
     steps, rows = np.unique(view.step[view.decoding], return_counts=True)
     distinct, kind = np.unique(rows, return_inverse=True)

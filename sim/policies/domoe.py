@@ -17,8 +17,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from sim.plan import Plan, Requests, Values
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import best_first, each_step
 from sim.predictors.activations import ActivationMatrices
 from sim.predictors.adaptive import Estimate, estimate, held_out, sampled, shortest
@@ -32,7 +31,7 @@ from sim.predictors.upkeep import Upkeep
 from sim.view import View
 
 
-class DomoeParameters(base.Parameters):
+class DomoeParameters(Parameters):
     """Parameters of DoMoE."""
 
     entries: int = Field(default=2000, ge=1)
@@ -117,16 +116,14 @@ class Domoe(Policy):
         """The ablation's first stage: all as it is, but activation matrices instead of tables, and no matching."""
         predictor = ActivationMatrices(self.setting.profile, seed=self.setting.seed)
         entries, width = predictor.collection.shape
-        software, points = self.setting.software, range(view.n_layers)
+        points = range(view.n_layers)
         taken = predictor.collection.sum(axis=0).astype(np.int64)
         return Plan(
             eviction=self.parameters.eviction,
             values=Values.constant(taken) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, tuple(points)),
-            prediction=each_step(
-                view, points, lambda rows, _: software.search_ns(self.setting.hardware, entries, width, rows)
-            ),
-            gpu_bytes=software.table_bytes(entries * width),
+            prediction=each_step(view, points, lambda rows, _: self.setting.search_ns(entries, width, rows)),
+            gpu_bytes=self.setting.software.table_bytes(entries * width),
             stream_prefill=True,
             note=f"{entries:,} activation matrices of the profile's requests; predictions at routed layers: all",
         )
@@ -191,8 +188,7 @@ class Domoe(Policy):
     def predict_ns(self) -> int:
         """The objective's c_pred: one search of the largest tables that may be consulted."""
         sizes = sorted((len(table) for table in self.tables), reverse=True)
-        setting, entries = self.setting, sum(sizes[: self.parameters.tables])
-        return setting.software.search_ns(setting.hardware, entries, setting.model.hidden, 1)
+        return self.setting.search_ns(sum(sizes[: self.parameters.tables]), self.setting.model.hidden)
 
     @property
     def load_ns(self) -> int:

@@ -23,8 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Host, Plan, Requests
-from sim.policies import base
-from sim.policies.base import Policy, Setting
+from sim.policies.base import Parameters, Policy, Setting
 from sim.predictors.popularity import counts_by_domain
 from sim.view import View
 
@@ -32,7 +31,7 @@ HOST_GBPS, SHARED_GBPS = 63.8, 54.0
 """Of a Threadripper PRO 5955WX, whose memory gives 84.5 GB/s: pull request 232 of github.com/FlashML-org/FreeToken."""
 
 
-class FiddlerParameters(base.Parameters):
+class FiddlerParameters(Parameters):
     """Parameters of fiddler."""
 
     host_gbps: float | None = Field(default=None, ge=0.001, le=1e9)

@@ -27,8 +27,7 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Plan, Requests, Values
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import each_step
 from sim.predictors.expert_maps import ExpertMaps
 from sim.view import View
@@ -39,7 +38,7 @@ SCALE = 2**20
 """Priorities are whole numbers: probabilities x 255 times this, over the layers to go."""
 
 
-class FineMoEParameters(base.Parameters):
+class FineMoEParameters(Parameters):
     """Parameters of finemoe."""
 
     capacity: int = Field(default=1000, ge=1, le=1_000_000)
@@ -73,16 +72,16 @@ class FineMoE(Policy):
         which, expert = np.nonzero(chosen(probs, score[row, layer], setting.model.top_k))
         call, ahead = step * view.n_layers + layer, layer + 1 - points[layer]
         moment = view.moment(step, points[layer])
-        wish = probs[which, expert].astype(np.int64) * SCALE // ahead[which]
+        weight = probs[which, expert].astype(np.int64) * SCALE // ahead[which]
 
         def searching_ns(rows: int, point: int) -> int:
             width = point * view.n_experts or setting.model.hidden
-            return setting.software.search_ns(setting.hardware, entries, width, rows)
+            return setting.search_ns(entries, width, rows)
 
         return Plan(
             eviction="score-lfu",
             values=_values(view, moment, layer, probs),
-            requests=Requests.merged(moment[which], call[which], layer[which] * view.n_experts + expert, -wish),
+            requests=Requests.merged(moment[which], call[which], layer[which] * view.n_experts + expert, -weight),
             prediction=each_step(view, np.unique(points).tolist(), searching_ns, critical=False),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * (setting.model.hidden + view.n_layers * view.n_experts)),

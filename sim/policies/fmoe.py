@@ -25,8 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Plan, Values
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
 from sim.predictors.global_table import GlobalTable
@@ -34,7 +33,7 @@ from sim.predictors.neighbours import Keys
 from sim.view import View
 
 
-class FMoEParameters(base.Parameters):
+class FMoEParameters(Parameters):
     """Parameters of fmoe."""
 
     entries: int = Field(default=2000, ge=1)
@@ -77,9 +76,7 @@ class FMoE(Policy):
             eviction=given.eviction,
             values=Values.constant(predictor.table.taken(view.n_experts)) if given.eviction == "score" else None,
             requests=best_first(view, ((layer, layer, self._best(view, layer)) for layer in range(view.n_layers))),
-            prediction=each_step(
-                view, points, lambda rows, _: software.search_ns(self.setting.hardware, entries, model.hidden, rows)
-            ),
+            prediction=each_step(view, points, lambda rows, _: self.setting.search_ns(entries, model.hidden, rows)),
             stream_prefill=True,
             gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
             note=f"one table of all domains: {entries:,} of {seen:,} tokens",

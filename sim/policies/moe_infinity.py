@@ -32,8 +32,7 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Plan, Requests, Values
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import each_step
 from sim.predictors.activations import ActivationMatrices, shares
 from sim.view import View
@@ -43,7 +42,7 @@ SCALE = 2**40
 """Priorities and values are whole numbers: shares times this."""
 
 
-class MoEInfinityParameters(base.Parameters):
+class MoEInfinityParameters(Parameters):
     """Parameters of moe-infinity."""
 
     capacity: int = Field(default=120, ge=1, le=100_000)
@@ -78,14 +77,15 @@ class MoEInfinity(Policy):
         moment = view.moment(steps[:, None], np.array(points, np.int64))
         found, combined = _combinations(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
         ratio = shares(_added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts))
+
+        def searching_ns(rows: int, point: int) -> int:
+            return setting.search_ns(entries, width, rows)
+
         return Plan(
             eviction="score",
             values=_values(moment, found, ratio),
             requests=self._requests(view, steps, found, ratio),
-            prediction=each_step(
-                view, points, lambda rows, _: setting.software.search_ns(setting.hardware, entries, width, rows),
-                critical=not given.beside,
-            ),
+            prediction=each_step(view, points, searching_ns, critical=not given.beside),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * width),
             note=f"activation matrices: {entries:,} for {sum(t.n_sequences for t in setting.profile):,} requests",

@@ -3,15 +3,14 @@
 from pydantic import Field
 
 from sim.plan import Plan
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import best_first
 from sim.predictors.base import Predictor, top
 from sim.predictors.oracle import Oracle, RandomGuess
 from sim.view import View
 
 
-class OracleParameters(base.Parameters):
+class OracleParameters(Parameters):
     """Parameters of oracle."""
 
     accuracy: float = Field(default=1.0, ge=0, le=1)

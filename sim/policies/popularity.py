@@ -5,13 +5,12 @@ from typing import Literal
 import numpy as np
 
 from sim.plan import Plan, Requests, Values
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.predictors.popularity import counts_by_domain
 from sim.view import View
 
 
-class PopularityParameters(base.Parameters):
+class PopularityParameters(Parameters):
     """Parameters of popularity."""
 
     by: Literal["all", "domain"] = "all"

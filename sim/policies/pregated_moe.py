@@ -20,12 +20,11 @@ from typing import Literal
 import numpy as np
 
 from sim.plan import Plan, Requests
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.view import View
 
 
-class PregatedMoEParameters(base.Parameters):
+class PregatedMoEParameters(Parameters):
     """Parameters of pregated-moe."""
 
     cache: Literal["none", "lfu", "lru"] = "none"

@@ -4,12 +4,11 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Plan, Requests
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.view import View
 
 
-class PreviousTokenParameters(base.Parameters):
+class PreviousTokenParameters(Parameters):
     """Parameters of previous-token."""
 
     ahead: int = Field(default=0, ge=0, le=10_000)
@@ -30,13 +29,9 @@ class PreviousToken(Policy):
         row, layer, _ = np.nonzero(route >= 0)
         call = view.step[row] * view.n_layers + layer
         # Rows of a batch ask for the same expert: once is enough.
-        wish = np.sort(call * view.n_experts + route[route >= 0])
-        call, expert = np.divmod(wish[np.diff(wish, prepend=-1) > 0], view.n_experts)
+        call, expert = np.divmod(np.unique(call * view.n_experts + route[route >= 0]), view.n_experts)
         step, layer = np.divmod(call, view.n_layers)
         ahead = self.parameters.ahead or view.n_layers
         moment = view.moment(step, np.maximum(layer + 1 - ahead, 0))
-        return Plan(
-            eviction="lru",
-            requests=Requests.build(moment, call, layer * view.n_experts + expert),
-            stream_prefill=True,
-        )
+        requests = Requests.build(moment, call, layer * view.n_experts + expert)
+        return Plan(eviction="lru", requests=requests, stream_prefill=True)

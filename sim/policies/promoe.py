@@ -20,15 +20,14 @@ Decided here:
 from pydantic import Field
 
 from sim.plan import Plan
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
 
 
-class ProMoEParameters(base.Parameters):
+class ProMoEParameters(Parameters):
     """Parameters of promoe."""
 
     stride: int = Field(default=1, ge=1, le=1000)
@@ -75,14 +74,15 @@ class ProMoE(Policy):
             for point, layers in covered.items()
         ]
         parameters = given.width * (setting.model.hidden + given.window * view.n_experts)
+
+        def network_ns(rows: int, point: int) -> int:
+            return setting.software.network_ns(setting.hardware, parameters, rows)
+
         return Plan(
             eviction="lru",
             per_layer=True,
             requests=best_first(view, guesses),
-            prediction=each_step(
-                view, [*covered], lambda rows, _: setting.software.network_ns(setting.hardware, parameters, rows),
-                critical=not given.beside,
-            ),
+            prediction=each_step(view, [*covered], network_ns, critical=not given.beside),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(len(covered) * parameters),
             discipline="preemptive",

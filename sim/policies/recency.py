@@ -3,12 +3,11 @@
 from typing import ClassVar, Literal
 
 from sim.plan import Plan
-from sim.policies import base
-from sim.policies.base import Policy
+from sim.policies.base import Parameters, Policy
 from sim.view import View
 
 
-class CacheParameters(base.Parameters):
+class CacheParameters(Parameters):
     """Parameters of a plain cache."""
 
     scope: Literal["global", "layer"] = "global"

@@ -21,7 +21,7 @@ import numpy as np
 
 from ground.errors import InputError
 from sim.predictors.products import cosines, exact_product, squares
-from sim.view import View
+from sim.view import View, every_prob
 from traces.trace import Trace
 
 ROWS = 1024
@@ -95,13 +95,7 @@ def iterations(profile: Sequence[Trace]) -> tuple[np.ndarray, np.ndarray]:
         if trace.probs is None or trace.embeddings is None:
             lacking = "probs" if trace.probs is None else "embeddings"
             raise InputError(f"profile {trace.source or 'trace'}: no array {lacking}, which expert maps are made of")
-        rows = trace.decode_rows
-        probs = trace.probs[rows]
-        if trace.prob_experts is not None:
-            dense = np.zeros((*probs.shape[:2], trace.n_experts), np.uint8)
-            np.put_along_axis(dense, trace.prob_experts[rows].astype(np.int64), probs, axis=2)
-            probs = dense
-        maps.append(probs)
+        maps.append(every_prob(trace, trace.decode_rows, trace.n_layers))
         embeddings.append(trace.embeddings[:, 0])
     return np.concatenate(embeddings), np.concatenate(maps)
 

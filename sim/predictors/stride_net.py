@@ -47,26 +47,23 @@ class StrideNets:
     ) -> None:
         x, routes, n_experts = _examples(profile)
         self.horizons = horizons
-        if len(routes):
-            weights = _trained(x, routes, n_experts, (horizons, width, epochs, seed))
-        else:
-            weights = [np.zeros(shape) for shape in _shapes(x, routes, n_experts, horizons, width)]
-        self._weights = rounded(weights)
-        self._learned = bool(len(routes))
+        given = (horizons, width, epochs, seed)
+        self._weights = rounded(_trained(x, routes, n_experts, given)) if len(routes) else None
 
     def scores(self, view: View, point: int, layers: Sequence[int]) -> np.ndarray:
         """What the net of ``point`` says of ``layers`` (Rd, len(layers), E) float32, see ``Predictor``.
 
         0 for a layer beyond the net's horizons, and for all where there was nothing to learn from.
         """
-        first, bias, second, other, unit = (part[point] for part in self._weights)
         x = inputs(view.embedding(point))
-        z = (np.maximum(x @ first + bias, 0) @ second + other) * unit
-        z = z.reshape(len(x), self.horizons, view.n_experts)
-        score = chance(z)
         result = np.zeros((len(x), len(layers), view.n_experts), np.float32)
+        if self._weights is None:
+            return result
+        first, bias, second, other, unit = (part[point] for part in self._weights)
+        z = (np.maximum(x @ first + bias, 0) @ second + other) * unit
+        score = chance(z).reshape(len(x), self.horizons, view.n_experts)
         for column, layer in enumerate(layers):
-            if self._learned and layer - point < self.horizons:
+            if layer - point < self.horizons:
                 result[:, column] = score[:, layer - point]
         return result
 
@@ -110,17 +107,12 @@ def _examples(profile: Sequence[Trace]) -> tuple[np.ndarray, np.ndarray, int]:
     return np.ascontiguousarray(together), np.concatenate(routes), profile[0].n_experts
 
 
-def _shapes(x: np.ndarray, routes: np.ndarray, n_experts: int, horizons: int, width: int) -> list[tuple[int, ...]]:
-    nets, _, dims = x.shape
-    outputs = horizons * n_experts
-    return [(nets, dims, width), (nets, 1, width), (nets, width, outputs), (nets, 1, outputs)]
-
-
 def _trained(x: np.ndarray, routes: np.ndarray, n_experts: int, given: tuple[int, int, int, int]) -> list[np.ndarray]:
     """Weights and biases of all nets, trained side by side."""
     horizons, width, epochs, seed = given
     rng = np.random.default_rng(seed)
-    shapes = _shapes(x, routes, n_experts, horizons, width)
+    (nets, _, dims), outputs = x.shape, horizons * n_experts
+    shapes = [(nets, dims, width), (nets, 1, width), (nets, width, outputs), (nets, 1, outputs)]
     scale = [np.sqrt(2.0), 0, 1 / np.sqrt(width), 0]
     weights = [rng.standard_normal(shape) * factor for shape, factor in zip(shapes, scale, strict=True)]
     moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]

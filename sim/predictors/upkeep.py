@@ -63,19 +63,17 @@ class Upkeep:
         consulted = self.chosen[view.sequence[view.decoding]]
         union = np.logical_or.reduceat(consulted, np.searchsorted(view.step[view.decoding], steps))
         pairs, kind = np.unique(np.stack([union @ self.entries, rows]), axis=1, return_inverse=True)
-        software, machine, hidden = self.setting.software, self.setting.hardware, self.setting.model.hidden
-        ns = [software.search_ns(machine, entries, hidden, queries) for entries, queries in pairs.T.tolist()]
+        hidden = self.setting.model.hidden
+        ns = [self.setting.search_ns(entries, hidden, queries) for entries, queries in pairs.T.tolist()]
         return np.array(ns, np.int64)[kind.ravel()]
 
     def _matching(self, prefills: np.ndarray) -> np.ndarray:
         """Clustering each prompt and comparing its centres with all prototypes."""
-        setting = self.setting
-        software, hardware, hidden = setting.software, setting.hardware, setting.model.hidden
-        ns = []
+        setting, hidden, ns = self.setting, self.setting.model.hidden, []
         for rows in np.bincount(self.view.step, minlength=self.view.n_steps)[prefills].tolist():
             centres = min(self.clusters, rows)
-            ns.append(software.cluster_ns(hardware, rows, hidden, centres, ITERATIONS))
-            ns[-1] += software.search_ns(hardware, self.prototypes, hidden, centres)
+            clustering = setting.software.cluster_ns(setting.hardware, rows, hidden, centres, ITERATIONS)
+            ns.append(clustering + setting.search_ns(self.prototypes, hidden, centres))
         return np.array(ns, np.int64)
 
     def _loading(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.bounds import bounds, fewest_bytes, fewest_decode_bytes
+from sim.bounds import bounds, fewest_decode_bytes, fewest_loads
 from sim.log import DECODE, Log
 from sim.plan import Plan
 from sim.policies import Policy, policy_classes
@@ -23,7 +23,8 @@ from tests.support.worlds import CHOICES, PLANS_TAKE_LONG, POLICIES, World, hand
 def fewest(calls: list[list[int]], sizes: dict[int, int], capacity: int) -> int:
     ids = [e for call in calls for e in call]
     offsets = np.cumsum([0, *map(len, calls)])
-    return fewest_bytes(offsets, np.array(ids, np.int64), np.array([sizes[e] for e in ids], np.int64), capacity)
+    size = np.array([sizes[e] for e in ids], np.int64)
+    return int(fewest_loads(offsets, np.array(ids, np.int64), size, capacity).sum())
 
 
 def exhaustive(calls: list[list[int]], sizes: dict[int, int], capacity: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds import fewest_bytes
+from sim.bounds import fewest_loads
 from sim.plan import Discipline
 from tests.support.strategies import make_trace
 from tests.support.worlds import MS, World, handmade, made, run_of, toy_machine, toy_model, worlds
@@ -89,7 +89,7 @@ def _fits(world: World) -> bool:
 def test_clairvoyant_moves_the_fewest_bytes(world: World) -> None:
     work, counters = world.work, run_of(world, world.plan("clairvoyant", {"loads": "fewest"})).log().counters
     moved = sum(counters.demand_bytes) + sum(counters.prefetch_bytes)
-    assert moved == fewest_bytes(work.offsets, work.expert, work.lookup_bytes, world.budget)
+    assert moved == fewest_loads(work.offsets, work.expert, work.lookup_bytes, world.budget).sum()
 
 
 def test_clairvoyant_hides_the_link_where_there_is_room() -> None:
