@@ -1,4 +1,4 @@
-"""Everything resident: what a GPU large enough would do."""
+"""Every expert is resident, as on a GPU that is large enough."""
 
 from sim.plan import Plan
 from sim.policies.base import Policy
@@ -6,7 +6,7 @@ from sim.view import View
 
 
 class AllInGPU(Policy):
-    """Every expert is on the GPU from the start, whatever the budget: the compute bound, not a system like others."""
+    """Every expert is on the GPU from the start, whatever the budget. This is the compute bound, not a real system."""
 
     name = "all-in-gpu"
     summary = "reference: every expert resident from the start, whatever the budget"

@@ -24,8 +24,8 @@ class ClairvoyantParameters(Parameters):
 class Clairvoyant(Policy):
     """Knows every route of the run, evicts by MIN and prefetches in the order of need.
 
-    With loads=fewest, experts of one size and calls that fit the slots it moves the fewest bytes to the byte. A
-    reference, not a proven ceiling: neither way of loading is the best everywhere, and calls that run in waves lose.
+    With loads=fewest it moves exactly the fewest bytes, if experts have one size and calls fit the slots. It is a
+    reference, not a proven limit: neither way of loading is the best everywhere, and calls that run in waves lose.
     """
 
     name = "clairvoyant"

@@ -1,11 +1,11 @@
 """DoMoE: prefetch what the most similar tokens of the prompt's own domains took, predicted at few layers.
 
-"DoMoE: Domain-Aware Semantic Expert Prediction for Efficient MoE Inference Under Expert Offloading". Offline, a routing
-table and prototypes for each domain of the profile split; at each prefill the prompt is matched with domains; in decode
-the matched tables are searched at the prediction layers, for the layers up to the next one. The parts are in
-``sim.predictors``: table, prototypes, matching, neighbours, adaptive. What the paper leaves open, and what was decided
-here, is listed in docs/domoe.md. Its implementation is built on MoE-Infinity's; prefetch order and link discipline are
-the project's own (nearest layer first, demands overtake).
+"DoMoE: Domain-Aware Semantic Expert Prediction for Efficient MoE Inference Under Expert Offloading". Offline, each
+domain of the profile split gets a routing table and prototypes. At each prefill the prompt is matched with domains. In
+decode the matched tables are searched at the prediction layers, for the layers up to the next one. The parts are in
+``sim.predictors``: table, prototypes, matching, neighbours, adaptive. docs/domoe.md lists what the paper leaves open
+and what was decided here. The authors built theirs on MoE-Infinity's; prefetch order and link discipline are this
+project's own (nearest layer first, demands overtake).
 """
 
 import re

@@ -1,9 +1,9 @@
 """FMoE as DoMoE's authors re-implemented it: one table over all domains, searched at every layer before it goes on.
 
 "DoMoE: Domain-Aware Semantic Expert Prediction for Efficient MoE Inference Under Expert Offloading", section 4: its
-semantic baseline is fMoE (arXiv 2502.05370), which the authors wrote anew on MoE-Infinity's code because they knew of
-no published one. All that they say of it: profiled data of all domains are aggregated into a single repository "under
-the same table size", experts are predicted by semantic similarity and retrieval of expert paths, and predictions are
+semantic baseline is fMoE (arXiv 2502.05370). The authors wrote it anew on MoE-Infinity's code, because they knew of no
+published one. They say only this of it: profiled data of all domains are aggregated into a single repository "under the
+same table size", experts are predicted by semantic similarity and retrieval of expert paths, and predictions are
 frequent and costly. ``finemoe`` is the system of the original paper.
 
 Decided here:

@@ -6,7 +6,7 @@ from sim.view import View
 
 
 class OnDemand(Policy):
-    """No cache, no prediction: the floor of the field."""
+    """No cache and no prediction: the least that any system does."""
 
     name = "on-demand"
     summary = "copy every expert when it is needed, keep none (pure streaming)"

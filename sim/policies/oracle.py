@@ -22,9 +22,9 @@ class OracleParameters(Parameters):
 
 
 class ByOracle(Policy):
-    """Prefetches as many experts as a token takes, as told by a predictor whose errors are chosen; a reference.
+    """A reference: it prefetches as many experts as a token takes, by a predictor whose error rate is chosen.
 
-    Decode alone is predicted; a prefill streams. What is wrong at one accuracy is wrong at every lower one.
+    Only decode is predicted; a prefill streams. A guess that is wrong at one accuracy is wrong at every lower one.
     """
 
     name = "oracle"

@@ -1,9 +1,9 @@
 """Pre-gated MoE: the gate of a layer chooses the experts of the next one, which are copied while this one computes.
 
 R. Hwang et al., ISCA 2024, arXiv 2308.12066. The gate is part of a model that was trained so, and its choice is the
-route: there are no mispredictions. Here it is shown as perfect foresight of one layer on the routes of the given model,
-which flatters it: its own model routes otherwise and is not that good. The first layer of a step is fetched on demand
-and the last one asks for nothing (published code: ranggihwang/Pregated_MoE, commit 6b0a666).
+route: there are no mispredictions. Here the policy knows the given model's routes one layer ahead. That flatters it:
+its own model routes otherwise and is not that good. The first layer of a step is fetched on demand, and the last asks
+for nothing (published code: ranggihwang/Pregated_MoE, commit 6b0a666).
 
 Decided here:
 
@@ -32,7 +32,7 @@ class PregatedMoEParameters(Parameters):
 
 
 class PregatedMoE(Policy):
-    """Copies the next layer's experts while this one computes: perfect look-ahead of one layer, no system's own."""
+    """Copies the next layer's experts while this one computes. It looks ahead one layer perfectly; no system does."""
 
     name = "pregated-moe"
     summary = (

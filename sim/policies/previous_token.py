@@ -1,4 +1,4 @@
-"""Predict that a token takes the experts of the token before it: the simplest predictor, and a hard one to beat."""
+"""A token is predicted to take the experts of the token before it. This is simple, and hard to beat."""
 
 import numpy as np
 from pydantic import Field

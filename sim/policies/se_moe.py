@@ -1,8 +1,8 @@
 """SE-MoE: a ring of two layers in GPU memory; while one computes, the whole next one is copied over the one before.
 
-L. Shen et al., arXiv 2205.10034, ring memory for inference on one GPU: layers wait in host memory, the ring goes round
-token after token, and nothing is predicted, because all experts of a layer come. As a baseline it is the same ring of
-two (the Pre-gated MoE and ExpertFlow papers).
+L. Shen et al., arXiv 2205.10034, ring memory for inference on one GPU. Layers wait in host memory, and the ring goes
+round token after token. Nothing is predicted, because all experts of a layer are copied. The Pre-gated MoE and
+ExpertFlow papers use the same ring of two as a baseline.
 
 Decided here:
 

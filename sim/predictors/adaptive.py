@@ -10,11 +10,11 @@ the expected time of a token is modelled as
     sum over layers l of  x_l c_pred + miss[d(l)] c_load
 
 where ``miss[d]`` is the chance that a needed expert was not predicted d layers after the prediction, estimated on
-tokens of the profile split that are kept out of the tables. The paper calls solving this impractical and samples; it is
-a shortest path over layers, exact in O(L^2), and stays one when the chance is told apart by layer, which matters: large
-offsets are seen at late layers alone, and an average by offset takes how hard those are for what the offset does. What
-the model leaves out: that a prefetch needs time to arrive, that the
-cache holds some experts anyway, and what wrong prefetches cost the link.
+tokens of the profile split that are kept out of the tables. The paper calls solving this impractical and samples. It is
+a shortest path over layers, exact in O(L^2), also when each layer has a chance of its own. That matters: large offsets
+occur at late layers alone, so an average by offset mixes up how hard those are with what the offset does. The model
+leaves out that a prefetch needs time to arrive, that the cache holds some experts anyway, and what wrong prefetches
+cost the link.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 What DoMoE compares itself with under the name of FMoE: the same entries (``sim.predictors.table``) and the same vote
 (``sim.predictors.neighbours``), without domains and so without matching prompts. Domains fill it in turn, a sequence of
-each at a time: which trace is read first must not decide whose occurrences of a token are kept.
+each at a time. So which trace is read first does not decide whose occurrences of a token are kept.
 """
 
 from collections import Counter

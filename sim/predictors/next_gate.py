@@ -1,7 +1,7 @@
 """What the next layer's router says of this layer's input: speculation without training.
 
 A. Eliseev, D. Mazur, arXiv 2312.17238: hidden states change little from layer to layer, so the next layer's gate can be
-asked early. The trace holds its answers (array ``lookahead``); of layers beyond the next it says nothing.
+asked early. The trace holds its answers (array ``lookahead``). They are of the next layer alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sim.view import View
 
 
 class NextGate:
-    """Says of the layer whose route comes next what its own router makes of the input of the layer before."""
+    """Says what the router of the layer whose route comes next makes of the input of the layer before."""
 
     name = "next gate"
 

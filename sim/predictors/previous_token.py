@@ -10,7 +10,7 @@ from sim.view import View
 class PreviousToken:
     """Says at every point that a token takes what the token before it in its sequence took, its first choice first.
 
-    Nothing is said of the first token after a prompt: which of the prompt's routes come before it is not known.
+    Of the first token after a prompt it says nothing: which of the prompt's routes come before it is not known.
     """
 
     name = "previous token"

@@ -5,8 +5,8 @@ tokens, predicts experts a stride ahead from the hidden state that the layer's r
 
 Decided here:
 
-* A trace holds projected embeddings, so these nets are narrower than the real ones (what is charged for is the real
-  size, see ``sim.policies.promoe``). Inputs are brought to one length, which makes them independent of a trace's scale.
+* A trace holds projected embeddings, so these nets are narrower than the real ones. ``sim.policies.promoe`` charges for
+  the real size. Inputs are brought to one length, which makes them independent of a trace's scale.
 * A net's outputs are the next ``horizons`` layers, E experts each. It learns whether each is taken, with Adam (D. P.
   Kingma and J. Ba, arXiv 1412.6980) and a rate that falls to 0, in mini-batches from a seed. Layers beyond the last
   count for nothing. A score is p(z) = (1 + z / sqrt(4 + z^2)) / 2 of an output z, as steep at 0 as the logistic

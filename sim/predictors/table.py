@@ -2,9 +2,9 @@
 
 A table holds at most N entries, a miniature of what its domain generates: the N places are given to token ids in
 proportion to their frequency (Sainte-Lague's method, each next place to the largest f / (2 r + 1) of a token that was
-seen f times and has r places), and a token's places go to its occurrences in the order in which they came. So frequent
-tokens have many contexts, rare ones come last, and none crowds out the rest, which is what happens when all occurrences
-of the most frequent tokens are taken.
+seen f times and has r places). A token's places go to its occurrences in the order in which they came. So frequent
+tokens have many contexts, and rare ones come last. None crowds out the rest, as the most frequent tokens would if all
+of their occurrences were taken.
 """
 
 from collections.abc import Sequence

@@ -80,10 +80,11 @@ def settle(
     if host is not None:
         thought += int(host.shared.sum(dtype=np.float64))
     work.check_size(streamed + asked, thought)
-    every = sum(work.expert_bytes) * work.n_experts
-    if not plan.everything_resident:
+    if plan.everything_resident:
+        left = sum(work.expert_bytes) * work.n_experts
+    else:
         _check_room(work, plan, budget)
-    left = every if plan.everything_resident else budget - plan.gpu_bytes
+        left = budget - plan.gpu_bytes
     return RunTerms(slots_of(work, plan, left), discipline or plan.discipline, chunks, host)
 
 
