@@ -30,15 +30,20 @@ def mix(traces: Sequence[Trace]) -> Trace:
     for split in ("profile", "eval"):
         queues = [(start + np.flatnonzero(t.split == split)).tolist() for t, start in zip(traces, first, strict=False)]
         order += [index for turn in zip_longest(*queues) for index in turn if index is not None]
-    meta = whole.meta | {"text": _text(traces)} if all("text" in trace.meta for trace in traces) else whole.meta
+    meta = whole.meta | {"text": joined_text(traces)} if all("text" in trace.meta for trace in traces) else whole.meta
     digest = hashlib.sha256("".join(trace.sha256 for trace in traces).encode()).hexdigest()
     source = " + ".join(trace.source or "trace" for trace in traces)
     return dataclasses.replace(whole.take(np.array(order)), meta=meta, source=source, sha256=digest)
 
 
+def basis_of(trace: Trace) -> str | None:
+    """The hash of the basis of a trace's embeddings; None where it names none."""
+    return trace.meta.get("embedding", {}).get("basis_sha256")
+
+
 def _check_basis(one: Trace, other: Trace) -> None:
     """Raise InputError if both traces hold embeddings and each in a basis of its own: their products say nothing."""
-    a, b = (trace.meta.get("embedding", {}).get("basis_sha256") for trace in (one, other))
+    a, b = basis_of(one), basis_of(other)
     if a is not None and b is not None and a != b:
         raise InputError(
             f"traces of different embedding bases cannot be mixed: {one.source or 'the first'} has {a:.12}, "
@@ -56,7 +61,7 @@ def _check_apart(before: Sequence[Trace], other: Trace) -> None:
             )
 
 
-def _text(traces: Sequence[Trace]) -> dict[str, object]:
+def joined_text(traces: Sequence[Trace]) -> dict[str, object]:
     """What ``meta.text`` says of the sources, together."""
     texts = [trace.meta["text"] for trace in traces]
     return {

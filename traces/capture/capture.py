@@ -27,6 +27,7 @@ from traces.capture.families import FAMILIES, read_families
 from traces.capture.prompts import TEMPLATES, read_prompts
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.embeddings import Basis, check_size
+from traces.mix import joined_text
 from traces.probabilities import keep_largest
 from traces.statistics import routing
 from traces.statistics.embedding_price import choose_basis
@@ -98,14 +99,8 @@ def capture_prompts(
 
 def _joined(traces: Sequence[Trace]) -> Trace:
     """One trace of the domains of one text."""
-    texts = [trace.meta["text"] for trace in traces]
     whole = Trace.concat(traces)
-    text = {
-        "source": "; ".join(one["source"] for one in texts),
-        "sources": {source: licence for one in texts for source, licence in one["sources"].items()},
-        "licence": "; ".join(sorted({one["licence"] for one in texts})),
-    }
-    meta = {key: value for key, value in whole.meta.items() if key != "joined"} | {"text": text}
+    meta = {key: value for key, value in whole.meta.items() if key != "joined"} | {"text": joined_text(traces)}
     return replace(whole, meta=meta)
 
 
@@ -185,11 +180,8 @@ def _try_embedding(wanted: str | tuple[int, int], basis: Basis | None, recorder:
 
 def _text(domain: str, about: str, sources: Mapping[str, str]) -> dict[str, Any]:
     """What a trace's meta says of its text."""
-    return {
-        "source": f"{domain}: {about}",
-        "sources": dict(sources),
-        "licence": "; ".join(sorted(set(sources.values()))),
-    }
+    licence = "; ".join(sorted(set(sources.values())))
+    return {"source": f"{domain}: {about}", "sources": dict(sources), "licence": licence}
 
 
 def assemble(one: DomainRows, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:

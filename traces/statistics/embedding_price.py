@@ -49,20 +49,13 @@ def mean_recall(domains: Sequence[Keyed], experts: int) -> float:
     """Recall of eval rows against profile rows of their own domain, mean over layers, then over domains."""
     scores = []
     for domain in domains:
-        own, other, routes = ~domain.is_eval, domain.is_eval, domain.routes
-        if not own.any() or not other.any():
-            continue
-        layers = range(domain.routes.shape[1])
-        # One level at a time: states may be a file larger than memory.
-        levels = (np.asarray(domain.states[:, 1 + layer]) for layer in layers)
-        scores.append(
-            np.mean(
-                [
-                    vote_recall(level[own], routes[own, layer], level[other], routes[other, layer], experts)
-                    for layer, level in zip(layers, levels, strict=True)
-                ]
-            )
-        )
+        own, other, recalls = ~domain.is_eval, domain.is_eval, []
+        for layer in range(domain.routes.shape[1]) if own.any() and other.any() else ():
+            # One level at a time: states may be a file larger than memory.
+            level, routes = np.asarray(domain.states[:, 1 + layer]), domain.routes[:, layer]
+            recalls.append(vote_recall(level[own], routes[own], level[other], routes[other], experts))
+        if recalls:
+            scores.append(np.mean(recalls))
     return float(np.mean(scores)) if scores else float("nan")
 
 
@@ -72,14 +65,8 @@ def price(domains: Sequence[Keyed], basis: Basis, experts: int, recall_full: flo
     weighed = [domain.states[:_WEIGHED_ROWS] for domain in stored]
     raw = b"".join(block.tobytes() for block in weighed)
     vectors = sum(block.shape[0] * block.shape[1] for block in weighed)
-    return Price(
-        dims=basis.dims,
-        bits=basis.bits,
-        recall_full=recall_full,
-        recall_stored=mean_recall(stored, experts),
-        deflate_bytes=len(zlib.compress(raw)) / vectors,
-        lzma_bytes=len(lzma.compress(raw)) / vectors,
-    )
+    packed = (len(compress(raw)) / vectors for compress in (zlib.compress, lzma.compress))
+    return Price(basis.dims, basis.bits, recall_full, mean_recall(stored, experts), *packed)
 
 
 def choose_basis(

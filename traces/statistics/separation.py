@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ground.progress import Watch
+from traces.mix import basis_of
 from traces.statistics import routing
 from traces.statistics.embedding_price import Keyed
 from traces.trace import Trace
@@ -37,14 +38,8 @@ def separation(traces: Sequence[Trace]) -> dict[str, Any] | str:
     if any(trace.embeddings is None for trace in traces):
         return "not defined: no embeddings"
     forms = {
-        (
-            t.meta["model"]["name"],
-            t.n_experts,
-            tuple(t.layers),
-            t.top_k,
-            t.meta.get("embedding", {}).get("basis_sha256"),
-        )
-        for t in traces
+        (trace.meta["model"]["name"], trace.n_experts, tuple(trace.layers), trace.top_k, basis_of(trace))
+        for trace in traces
     }
     if len(forms) > 1:
         return "not defined across these traces: they are of several models or embedding bases"
@@ -52,26 +47,15 @@ def separation(traces: Sequence[Trace]) -> dict[str, Any] | str:
     for trace in traces:
         for domain, found in keyed_domains(trace).items():
             domains.setdefault(domain, []).append(found)
-    whole = {domain: _joined(parts) for domain, parts in domains.items()}
-    both = {domain: found for domain, found in whole.items() if found[0].is_eval.any() and not found[0].is_eval.all()}
-    if not both:
+    keyed: dict[str, Keyed] = {}
+    previous: dict[str, np.ndarray] = {}
+    for domain, parts in domains.items():
+        is_eval = np.concatenate([one.is_eval for one, _ in parts])
+        if is_eval.any() and not is_eval.all():
+            states, routes = (np.concatenate([getattr(one, name) for one, _ in parts]) for name in ("states", "routes"))
+            keyed[domain] = Keyed(states, routes, is_eval)
+            previous[domain] = np.concatenate([before for _, before in parts])
+    if not keyed:
         return "not defined: no domain has decode rows of both splits"
-    keyed = {domain: found[0] for domain, found in both.items()}
-    previous = {domain: found[1] for domain, found in both.items()}
     with Watch("comparing domains") as watch:
         return routing.statistics(keyed, previous, traces[0].n_experts, watch.at)
-
-
-def _joined(parts: list[tuple[Keyed, np.ndarray]]) -> tuple[Keyed, np.ndarray]:
-    """Rows of one domain from several traces."""
-    if len(parts) == 1:
-        return parts[0]
-    keyed = [one for one, _ in parts]
-    return (
-        Keyed(
-            np.concatenate([one.states for one in keyed]),
-            np.concatenate([one.routes for one in keyed]),
-            np.concatenate([one.is_eval for one in keyed]),
-        ),
-        np.concatenate([before for _, before in parts]),
-    )
