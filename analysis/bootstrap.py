@@ -9,6 +9,7 @@ seed), other tables (the profile split is the same), or that the machine is mode
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,21 +86,6 @@ class Ratio:
         return {name: None if (v := getattr(self, name)) is None else round(v, 4) for name in ("value", "low", "high")}
 
 
-def throughput_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
-    """Decode throughput of ``one`` over that of ``other``, over the same sequences."""
-    return ratio((one.tokens, one.ns), (other.tokens, other.ns), seed)
-
-
-def hit_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
-    """Decode hit ratio of ``one`` over that of ``other``, over the same sequences."""
-    return ratio((one.hits, one.lookups), (other.hits, other.lookups), seed)
-
-
-def caught_ratio(one: Shares, other: Shares, seed: int = 0) -> Ratio:
-    """The same of look-ups that were no misses: hits, and late ones, whose prefetch was queued or under way."""
-    return ratio((one.hits + one.late, one.lookups), (other.hits + other.late, other.lookups), seed)
-
-
 def mean_ratio(ratios: list[Ratio]) -> Ratio:
     """The mean of ratios of different workloads, each of which was drawn by itself."""
     if not ratios or any(r.value is None for r in ratios):
@@ -111,6 +97,18 @@ def mean_ratio(ratios: list[Ratio]) -> Ratio:
 
 Rate = tuple[np.ndarray, np.ndarray]
 """Numerator and denominator, one a sequence: the quotient of their sums is the rate of a set of sequences."""
+
+METRICS: dict[str, Callable[[Shares], Rate]] = {
+    "throughput": lambda run: (run.tokens, run.ns),
+    "hit ratio": lambda run: (run.hits, run.lookups),
+    "hit or late": lambda run: (run.hits + run.late, run.lookups),
+}
+"""What runs are compared by, all of decode. Hit or late: no misses, so a prefetch may be queued or under way."""
+
+
+def compared(metric: str, one: Shares, other: Shares, seed: int = 0) -> Ratio:
+    """One of METRICS of ``one`` over that of ``other``, over the same sequences."""
+    return ratio(METRICS[metric](one), METRICS[metric](other), seed)
 
 
 def ratio(one: Rate, other: Rate, seed: int = 0) -> Ratio:

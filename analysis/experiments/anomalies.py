@@ -18,7 +18,7 @@ import numpy as np
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure
-from analysis.pages.sheets import Sheet, number, percent
+from analysis.pages.sheets import Sheet, notes, number, percent
 from analysis.runs import Design, Outcome, run
 
 ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
@@ -85,20 +85,15 @@ def sheets(data: Data) -> list[Sheet]:
     ]  # fmt: skip
     columns = ["model", "workload", "cache", "inverted", "random", "perfect", "no prefetch (lru)", "pays from accuracy",
                "mean rises", "slower runs", "slower sequences"]  # fmt: skip
-    notes = (
-        f"Tokens/s are means over {SEEDS} seeds. Inverted names only experts that are not taken; random guesses. Pays "
-        f"from: the least accuracy whose mean is above that without prefetch. Slower: of all pairs of neighbouring "
-        f"accuracies of one seed, those where the more accurate one takes longer, as a whole or in a single sequence.",
-    )
     shown = range(0, len(data["accuracies"]), _SHOWN)
     lines = [
         [m["model"], m["cache"], what, *cells] for m in data["models"] for what, cells in _by_accuracy(m, shown).items()
     ]
     heads = ["model", "cache", "of", *(f"{data['accuracies'][index]:.2f}" for index in shown)]
-    return [Sheet("Accuracy and throughput", columns, rows, notes), Sheet("Tokens/s by accuracy", heads, lines, AMONG)]
-
-
-AMONG = ("Mean, least and most over the seeds; wasted: the share of the bytes copied that nobody used.",)
+    return [
+        Sheet("Accuracy and throughput", columns, rows, notes("anomalies", seeds=SEEDS)),
+        Sheet("Tokens/s by accuracy", heads, lines, notes("anomalies-by-accuracy")),
+    ]
 
 
 def _by_accuracy(model: Data, shown: Sequence[int]) -> dict[str, list[str]]:

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.bootstrap import hit_ratio, throughput_ratio
 from analysis.contest import contest
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.experiments.domoe_overall import verdict
+from analysis.experiments.domoe_overall import SHOWN, verdict
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, run_cells
+from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, run_cells
 from analysis.published import domoe
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,38 +33,31 @@ def measure(options: ExperimentOptions) -> Data:
     """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
     cells = list(product(options.models, options.software))
     places = [options.place(model, model.workloads[model.mixed], software) for model, software in cells]
-    outcomes = contest([(place, STAGES) for place in places], options.processes, "figure 4")
-    measured = []
-    for index, ((model, software), ran) in enumerate(zip(cells, outcomes, strict=True)):
-        seed = options.seed + index
-        measured.append(
-            {
-                "model": model.name,
-                "workload": model.mixed,
-                "software": Path(software).stem,
-                "runs": {stage: outcome.to_json() for stage, outcome in ran.items()},
-                "steps": {
-                    step: {
-                        "throughput": throughput_ratio(ran[one].shares, ran[other].shares, seed).to_json(),
-                        "hit ratio": hit_ratio(ran[one].shares, ran[other].shares, seed).to_json(),
-                    }
-                    for step, (one, other) in STEPS.items()
-                },
-            }
-        )
+    measured = [
+        {
+            "model": model.name,
+            "workload": model.mixed,
+            "software": Path(software).stem,
+            "runs": match.runs(),
+            "steps": {
+                step: {metric: match.ratio(metric, *stages).to_json() for metric in SHOWN}
+                for step, stages in STEPS.items()
+            },
+        }
+        for (model, software), match in zip(cells, contest(places, STAGES, options, "figure 4"), strict=True)
+    ]
     return {"cells": measured, "made": options.made()}
 
 
 def sheets(data: Data) -> list[Sheet]:
     """Each step's ratio, published and simulated, then the absolute numbers of both."""
     rows = []
-    for cell, step in product(data["cells"], STEPS):
-        for metric in ("throughput", "hit ratio"):
-            ratio = cell["steps"][step][metric]
-            claims = domoe().claims("Figure 4", metric, cell["model"], step=step)
-            published = claims[0].text if claims else NOTHING
-            said = verdict(claims[0], ratio) if claims else NOTHING
-            rows.append([cell["model"], step, metric, cell["software"], published, interval(ratio), said])
+    for cell, step, metric in product(data["cells"], STEPS, SHOWN):
+        ratio = cell["steps"][step][metric]
+        claims = domoe().claims("Figure 4", metric, cell["model"], step=step)
+        published = claims[0].text if claims else NOTHING
+        said = verdict(claims[0], ratio) if claims else NOTHING
+        rows.append([cell["model"], step, metric, cell["software"], published, interval(ratio), said])
     shown = ["tokens/s", "hit", "late", "miss", "GiB/token", "predict ms/token", "tables MiB"]
     absolute = [
         [p.model, "published", p.at, number(p.tokens_per_s), *[NOTHING] * 6] for p in domoe().points("Figure 4")
@@ -74,16 +66,9 @@ def sheets(data: Data) -> list[Sheet]:
         for cell in data["cells"]
         for stage, run in cell["runs"].items()
     ]
+    columns = ["model", "step", "ratio of", "software", "published", "simulated", "so"]
     return [
-        Sheet(
-            "Figure 4: steps of the ablation, mixed workload",
-            ["model", "step", "ratio of", "software", "published", "simulated", "so"],
-            rows,
-            (
-                "Intervals: 95 %, from a bootstrap over sequences. So: the published number lies inside the simulated "
-                "interval, or is higher or lower.",
-            ),
-        ),
+        Sheet("Figure 4: steps of the ablation, mixed workload", columns, rows, notes("ablation")),
         Sheet("Figure 4: absolute numbers", ["model", "whose", "stage", *shown], absolute),
     ]
 

@@ -12,7 +12,7 @@ from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import Sheet, number, run_cells
+from analysis.pages.sheets import Sheet, notes, number, run_cells
 from analysis.runs import Design, run, scene_at, spread
 from analysis.workloads import loaded
 from sim.policies import Setting, make_policy
@@ -21,6 +21,7 @@ from sim.predictors.adaptive import objective
 from sim.run.scene import SceneOptions
 
 SPACINGS = (2, 4, 8, 16)
+OFFSETS = (0, 1, 2, 4, 8, 16, 32)
 CHOSEN: dict[str, dict[str, Any]] = {
     "adaptive": {"layers": "adaptive"},
     "sampled": {"layers": "sampled"},
@@ -83,18 +84,17 @@ def sheets(data: Data) -> list[Sheet]:
              *run_cells(p, shown, tokens_per_s=3, predict_ms_per_token=3)]
             for p in mine
         ]  # fmt: skip
-        first, best = mine[0], min(mine, key=lambda p: float(p["tpot_ms"]))
-        miss = first["miss_by_offset"]
-        offsets = [offset for offset in (0, 1, 2, 4, 8, 16, 32) if offset < len(miss)]
-        notes = [
-            f"c_pred {number(first['c_pred_ms'], 3)} ms, c_load {number(first['c_load_ms'])} ms; chance of a "
-            f"misprediction by offset: {', '.join(f'{offset}: {miss[offset]:.3f}' for offset in offsets)}.",
-            f"Least simulated time: {best['layers']}; chosen: "
-            + "; ".join(f"{p['layers']} {', '.join(map(str, p['at']))}" for p in mine if p["layers"] in CHOSEN)
-            + ".",
-        ]
+        miss = mine[0]["miss_by_offset"]
+        below = notes(
+            "adaptive",
+            c_pred=number(mine[0]["c_pred_ms"], 3),
+            c_load=number(mine[0]["c_load_ms"]),
+            chances=", ".join(f"{offset}: {miss[offset]:.3f}" for offset in OFFSETS if offset < len(miss)),
+            best=min(mine, key=lambda p: float(p["tpot_ms"]))["layers"],
+            chosen="; ".join(f"{p['layers']} {', '.join(map(str, p['at']))}" for p in mine if p["layers"] in CHOSEN),
+        )
         columns = ["layers", "predictions", "expected ms", "by layer", "simulated ms", *shown]
-        result.append(Sheet(f"Expected and simulated time of a token: {model}, {software}", columns, rows, notes))
+        result.append(Sheet(f"Expected and simulated time of a token: {model}, {software}", columns, rows, below))
     return result
 
 

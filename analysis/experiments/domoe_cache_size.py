@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.bootstrap import throughput_ratio
 from analysis.contest import contest
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import Sheet, interval, number, run_cells
+from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, domoe
 from analysis.runs import Design, Outcome, replayed_design
 from sim.run.terms import TooSmallError
@@ -23,7 +22,7 @@ from sim.run.terms import TooSmallError
 _NONE: dict[str, float | None] = {"value": None, "low": None, "high": None}
 CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
 RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fmoe, N": ("fmoe", {"entries": ENTRIES, **CHOICES[DOMOE][1]}),
+    "fmoe, N": ("fmoe", {"entries": ENTRIES, **CHOICES[DOMOE]}),
     "moe-infinity": ("moe-infinity", {}),
     "lru, a layer": ("lru", {"scope": "layer"}),
     "popularity, domain": ("popularity", {"by": "domain"}),
@@ -33,27 +32,20 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def measure(options: ExperimentOptions) -> Data:
     """DoMoE and others at every cache size, on each model's mixed workload (or the last one that it has)."""
-    contestants = {DOMOE: ("domoe", CHOICES[DOMOE][0]), **RIVALS}
-    places = list(product(options.models, CACHES))
-    cells = [(options.place(model, model.workloads[model.mixed], cache=cache), contestants) for model, cache in places]
-    points = []
-    for index, ran in enumerate(contest(cells, options.processes, "cache sizes", _tried)):
-        model, cache = places[index]
-        if DOMOE not in ran:
-            continue
-        points.append(
-            {
-                "model": model.name,
-                "workload": model.mixed,
-                "cache": cache,
-                "runs": {name: outcome.to_json() for name, outcome in ran.items()},
-                "over": {
-                    rival: throughput_ratio(ran[DOMOE].shares, ran[rival].shares, options.seed + index).to_json()
-                    for rival in RIVALS
-                    if rival in ran
-                },
-            }
-        )
+    sizes = list(product(options.models, CACHES))
+    places = [options.place(model, model.workloads[model.mixed], cache=cache) for model, cache in sizes]
+    matches = contest(places, {DOMOE: ("domoe", CHOICES[DOMOE]), **RIVALS}, options, "cache sizes", _tried)
+    points = [
+        {
+            "model": model.name,
+            "workload": model.mixed,
+            "cache": cache,
+            "runs": match.runs(),
+            "over": {one: match.ratio("throughput", DOMOE, one).to_json() for one in RIVALS if one in match.ran},
+        }
+        for (model, cache), match in zip(sizes, matches, strict=True)
+        if DOMOE in match.ran
+    ]
     return {"points": points, "made": options.made()}
 
 
@@ -75,12 +67,7 @@ def sheets(data: Data) -> list[Sheet]:
     ]  # fmt: skip
     columns = ["model", "cache", *(f"over {rival}" for rival in RIVALS), "tokens/s", "hit", "bound, tokens/s"]
     title = f"Simulated: DoMoE's throughput over that of others by cache size, {data['points'][0]['workload']}"
-    notes = (
-        "Software fast; 95 % intervals over sequences. Popularity, domain: the domain's most used experts are fetched "
-        "once and kept. The domain is told by its label, and nothing is predicted for a token. Clairvoyant knows the "
-        "future.",
-    )
-    return [Sheet(title, columns, rows, notes)]
+    return [Sheet(title, columns, rows, notes("cache-size"))]
 
 
 def draw(data: Data, figure: Figure) -> None:

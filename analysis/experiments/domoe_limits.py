@@ -7,7 +7,7 @@ and the link move W bytes a second. A system that keeps nothing and never lets t
 
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, number, percent, starred
+from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent, starred
 from analysis.published import Point, domoe
 from analysis.runs import scene_at
 from sim.log import DECODE
@@ -27,58 +27,42 @@ def limits(point: Point, model: ModelSpec, machine: Hardware) -> Data:
     """
     bytes_a_token = sum(model.expert_bytes) * model.top_k
     link = machine.link_bytes_per_s
-    found: Data = {
+    published, hits = point.tokens_per_s, point.hit_ratio
+    crossing = None if published is None or hits is None or hits == 1 else bytes_a_token * (1 - hits)
+    return {
         "figure": point.figure,
         "model": point.model,
         "at": point.at,
-        "published": point.tokens_per_s,
-        "hit_ratio": point.hit_ratio,
+        "published": published,
+        "hit_ratio": hits,
         "worked_out": point.worked_out,
         "gib_per_token": bytes_a_token / 2**30,
         "streaming": link / bytes_a_token,
-        "within_hits": None,
-        "unexplained_ms": None,
-        "gbps_streaming": None,
+        "within_hits": crossing and link / crossing,
+        "unexplained_ms": crossing and published and 1e3 * (1 / published - crossing / link),
+        "gbps_streaming": published and published * bytes_a_token / 1e9,
     }
-    if point.tokens_per_s is not None:
-        found["gbps_streaming"] = point.tokens_per_s * bytes_a_token / 1e9
-    if point.tokens_per_s is not None and point.hit_ratio is not None and point.hit_ratio < 1:
-        crossing = bytes_a_token * (1 - point.hit_ratio)
-        found["within_hits"] = link / crossing
-        found["unexplained_ms"] = 1e3 * (1 / point.tokens_per_s - crossing / link)
-    return found
 
 
 def measure(options: ExperimentOptions) -> Data:
     """Limits of all published points, and the bounds at this cache of each model that there are traces of."""
     machine = Hardware.load(options.hardware)
-    paper = domoe()
-    points = [
-        limits(point, resolve_model(point.model), machine) for figure in FIGURES for point in paper.points(figure)
-    ]
+    gpu_gib = machine.gpu_bytes / 2**30
+    published = [point for figure in FIGURES for point in domoe().points(figure)]
     bounds = []
     for model in options.models:
         for name, sources in model.workloads.items():
             here = scene_at(options.place(model, sources))
             decode = int((here.work.schedule.phase == DECODE).sum())
-            bounds.append(
-                {
-                    "model": model.name,
-                    "workload": name,
-                    "compute_bound": decode * 1e9 / here.bound.decode_compute_ns,
-                    "link_bound": decode * here.bound.bytes_per_s / max(1, here.bound.decode_link_bytes),
-                }
-            )
+            compute = decode * 1e9 / here.bound.decode_compute_ns
+            link = decode * here.bound.bytes_per_s / max(1, here.bound.decode_link_bytes)
+            bounds.append({"model": model.name, "workload": name, "compute_bound": compute, "link_bound": link})
     return {
-        "points": points,
+        "points": [limits(point, resolve_model(point.model), machine) for point in published],
         "bounds": bounds,
         "memory": [
-            {
-                "model": name,
-                "experts_gib": resolve_model(name).all_expert_bytes / 2**30,
-                "gpu_gib": machine.gpu_bytes / 2**30,
-            }
-            for name in dict.fromkeys(point.model for figure in FIGURES for point in paper.points(figure))
+            {"model": name, "experts_gib": resolve_model(name).all_expert_bytes / 2**30, "gpu_gib": gpu_gib}
+            for name in dict.fromkeys(point.model for point in published)
         ],
         "link_gbps": machine.link_bytes_per_s / 1e9,
         "link_source": machine.link_source,
@@ -94,33 +78,22 @@ def sheets(data: Data) -> list[Sheet]:
          number(p["unexplained_ms"], 0), _verdict(p)]
         for p in data["points"]
     ]  # fmt: skip
-    notes = (
-        f"Tokens/s and hit: published by DoMoE (* worked out from a factor that the paper gives). The link moves "
-        f"{data['link_gbps']:.1f} GB/s ({data['link_source']}). Weights of 16 bits and batch 1 are assumed.",
-        "Streaming: every expert of every token is copied over a link that never idles, and none is kept. There is no "
-        "cache and no prediction. GB/s is what the link must move if nothing is resident.",
-        "Within hits: the most tokens/s if a published hit is an expert in GPU memory, so that only misses cross the "
-        "link. Unexplained: the time of a published token that these misses do not take. Below 1 x streaming, cache "
-        "and prediction gained nothing.",
-        *map(_slope, _pairs(data["points"])),
-        *(
-            f"All experts of {one['model']} take {one['experts_gib']:.1f} GiB of the {one['gpu_gib']:.1f} GiB that "
-            f"{data['made']['hardware']} has. Nothing needs to be offloaded there, unless memory was capped; the paper "
-            f"does not say so."
-            for one in data["memory"]
-            if one["experts_gib"] < one["gpu_gib"]
-        ),
-    )
+    below = notes("limits", **data)
+    for low, high in _pairs(data["points"]):
+        due = 1e3 * (high["hit_ratio"] - low["hit_ratio"]) / low["streaming"]
+        saved = 1e3 * (1 / low["published"] - 1 / high["published"])
+        hits = {"low": percent(low["hit_ratio"]), "high": percent(high["hit_ratio"])}
+        below += notes("limits-slope", model=low["model"], due=due, saved=saved, **hits)
+    for memory in data["memory"]:
+        if memory["experts_gib"] < memory["gpu_gib"]:
+            below += notes("limits-memory", hardware=data["made"]["hardware"], **memory)
     columns = ["model", "figure", "at", "tokens/s", "hit", "streaming", "GB/s", "within hits", "unexplained ms", "so"]
     title = "What the link allows of the published numbers"
     bounds = [[b["model"], b["workload"], number(b["compute_bound"]), number(b["link_bound"])] for b in data["bounds"]]
+    most = f"Simulated bounds, tokens/s: no policy is faster with a cache of {data['made']['cache']}"
     return [
-        Sheet(title, columns, rows, notes),
-        Sheet(
-            f"Simulated bounds, tokens/s: no policy is faster with a cache of {data['made']['cache']}",
-            ["model", "workload", "compute", "link"],
-            bounds,
-        ),
+        Sheet(title, columns, rows, below),
+        Sheet(most, ["model", "workload", "compute", "link"], bounds),
     ]
 
 
@@ -132,17 +105,6 @@ def _pairs(points: list[Data]) -> list[tuple[Data, Data]]:
             with_hits.setdefault(point["model"], []).append(point)
     ends = (sorted(found, key=lambda p: float(p["hit_ratio"])) for found in with_hits.values())
     return [(found[0], found[-1]) for found in ends if len(found) > 1]
-
-
-def _slope(pair: tuple[Data, Data]) -> str:
-    """What more hits should have saved, and what they did."""
-    low, high = pair
-    due = 1e3 * (high["hit_ratio"] - low["hit_ratio"]) / low["streaming"]
-    saved = 1e3 * (1 / low["published"] - 1 / high["published"])
-    return (
-        f"{low['model']}: if hits rise from {percent(low['hit_ratio'])} to {percent(high['hit_ratio'])}, the link has "
-        f"{due:.0f} ms a token less to do. The published time falls by {saved:.0f} ms."
-    )
 
 
 def _verdict(point: Data) -> str:

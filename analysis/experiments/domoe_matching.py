@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import Sheet, percent
+from analysis.pages.sheets import Sheet, notes, percent
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
 from sim.policies import Setting, make_policy
@@ -46,20 +46,18 @@ def _matched(model: ModelTraces, reading: str, seed: int) -> Data:
         for label, found in confusion(predictor.matching, names, trace.select("eval")).items():
             counts[label] = counts.get(label, 0) + found
     labels = sorted(counts)
-    prompts = sum(int(counts[label][0].sum()) for label in labels)
+    best, consulted = np.array([counts[label] for label in labels]).swapaxes(0, 1)
     own = [names.index(label) for label in labels]
     return {
         "model": model.name,
         "reading": reading,
         "tables": names,
         "prompts": labels,
-        "best": [counts[label][0].tolist() for label in labels],
-        "consulted": [counts[label][1].tolist() for label in labels],
-        "right": round(sum(int(counts[label][0][i]) for label, i in zip(labels, own, strict=True)) / prompts, 4),
-        "right_consulted": round(
-            sum(int(counts[label][1][i]) for label, i in zip(labels, own, strict=True)) / prompts, 4
-        ),
-        "tables_a_prompt": round(sum(int(counts[label][1].sum()) for label in labels) / prompts, 3),
+        "best": best.tolist(),
+        "consulted": consulted.tolist(),
+        "right": round(float(best[range(len(own)), own].sum() / best.sum()), 4),
+        "right_consulted": round(float(consulted[range(len(own)), own].sum() / best.sum()), 4),
+        "tables_a_prompt": round(float(consulted.sum() / best.sum()), 3),
     }
 
 
@@ -70,12 +68,7 @@ def sheets(data: Data) -> list[Sheet]:
         for m in data["models"]
     ]
     columns = ["model", "reading", "own domain is best", "own domain is consulted", "tables consulted, mean"]
-    notes = (
-        "Prompts of the evaluation split. A prompt has several centres and a table several prototypes. Reading A: the "
-        "mean over the centres of the largest cosine with a prototype. Reading B: the largest cosine of all. Up to two "
-        "tables are consulted, the second only if it is close behind the first.",
-    )
-    result = [Sheet("Domain matching", columns, rows, notes)]
+    result = [Sheet("Domain matching", columns, rows, notes("matching"))]
     for m in data["models"]:
         lines = [
             [label, *(f"{best} ({asked})" for best, asked in zip(b, c, strict=True))]

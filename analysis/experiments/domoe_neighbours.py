@@ -14,7 +14,7 @@ from analysis.entries import having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import Sheet, number, percent
+from analysis.pages.sheets import Sheet, notes, number, percent
 from analysis.published import domoe
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, loaded
@@ -162,12 +162,8 @@ def sheets(data: Data) -> list[Sheet]:
     columns = ["model", "tables", f"cosine of {NEIGHBOURS} nearest, own", "other", "ratio",
                "nearest takes the same, own", "other", "ratio",
                f"vote of {NEIGHBOURS} finds, own", "other", "ratio"]  # fmt: skip
-    notes = (
-        f"Published: {domoe().statements('Figure 1')[0].says}.",
-        "Here every token of the evaluation split is looked up in equally large tables of tokens of the profile split. "
-        "The numbers are means over layers and domains.",
-    )
-    result = [Sheet("Figure 1: neighbours of one's own domain and of another", columns, rows, notes)]
+    below = notes("neighbours", says=domoe().statements("Figure 1")[0].says)
+    result = [Sheet("Figure 1: neighbours of one's own domain and of another", columns, rows, below)]
     for entry in data["models"]:
         matrix = entry["matrix"]["voted"]
         lines = [[one, *map(percent, line)] for one, line in zip(entry["domains"], matrix, strict=True)]

@@ -5,51 +5,48 @@ three are run: a table as large as one of DoMoE's (N entries), as the two that D
 DoMoE stores (domains x N).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis.bootstrap import Ratio, Shares, caught_ratio, hit_ratio, mean_ratio, throughput_ratio
+from analysis.bootstrap import METRICS, Ratio, mean_ratio
 from analysis.contest import Contestants, contest
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, run_cells
+from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, Claim, Metric, domoe
 from analysis.runs import Outcome
 from analysis.workloads import ModelTraces
 
 ENTRIES = 2000
 """N: the entries of a domain's table; the paper finds 2,000 best."""
-METRICS: dict[str, Callable[[Shares, Shares, int], Ratio]] = {
-    "throughput": throughput_ratio,
-    "hit ratio": hit_ratio,
-    "hit or late": caught_ratio,
-}
-
-
+SHOWN: tuple[Metric, ...] = ("throughput", "hit ratio")
+"""What the paper compares systems by."""
 DOMOE = "domoe"
 RIVALS = {"fmoe": ("fmoe, N", "fmoe, 2 N", "fmoe, domains x N"), "moe-infinity": ("moe-infinity",)}
 """The paper's rivals, and the contestants that may be meant by each."""
 MEANT = [name for names in RIVALS.values() for name in names]
-CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    DOMOE: ({"eviction": "score"}, {"eviction": "score"}),
-    "domoe, one key an entry": ({"eviction": "score", "keys": "entry"}, {"eviction": "score"}),
-    "domoe, lru": ({"eviction": "lru"}, {"eviction": "lru"}),
+CHOICES: dict[str, dict[str, Any]] = {
+    DOMOE: {"eviction": "score"},
+    "domoe, one key an entry": {"eviction": "score", "keys": "entry"},
+    "domoe, lru": {"eviction": "lru"},
 }
-"""What the paper leaves open: DoMoE's parameters, and those of FMoE beside it, which evicts by the same rule.
+"""What the paper leaves open: DoMoE's parameters; FMoE beside it evicts by the same rule.
 
 The claims are held against the first: both evict what the entries of their tables take least.
 """
+OPEN = "fast"
+"""The software profile under which what the paper leaves open is tried; the first one, where it is not run."""
 
 
 def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> Contestants:
     """DoMoE and FMoE by these ``choices``, MoE-Infinity, then policies that need no table."""
     entries = dict(zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(model.domains) * ENTRIES), strict=True))
-    evictions = dict.fromkeys(CHOICES[name][1]["eviction"] for name in choices)
+    evictions = dict.fromkeys(CHOICES[name]["eviction"] for name in choices)
     return {
-        **{name: ("domoe", CHOICES[name][0]) for name in choices},
+        **{name: ("domoe", CHOICES[name]) for name in choices},
         **{
             _evicting(name, eviction): ("fmoe", {"entries": n, "eviction": eviction})
             for eviction, (name, n) in product(evictions, entries.items())
@@ -62,17 +59,13 @@ def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> Contest
     }
 
 
-OPEN = "fast"
-"""The software profile under which what the paper leaves open is tried."""
-
-
 def _evicting(name: str, eviction: str) -> str:
     return name if eviction == "score" else f"{name}, {eviction}"
 
 
 def _beside(ours: str, over: str) -> str:
     """The name of the rival ``over`` that evicts by the same rule as ``ours``."""
-    return _evicting(over, CHOICES[ours][1]["eviction"]) if over in RIVALS["fmoe"] else over
+    return _evicting(over, CHOICES[ours]["eviction"]) if over in RIVALS["fmoe"] else over
 
 
 def measure(options: ExperimentOptions) -> Data:
@@ -83,29 +76,22 @@ def measure(options: ExperimentOptions) -> Data:
     everything = OPEN if OPEN in options.software else options.software[0]
     choices = {software: [*CHOICES] if software == everything else [DOMOE] for software in options.software}
     cells = [(m, name, software) for m, software in product(options.models, options.software) for name in m.workloads]
-    outcomes = contest(
-        [
-            (options.place(model, model.workloads[name], software), contestants(model, choices[software]))
-            for model, name, software in cells
-        ],
-        options.processes,
-        "table 2",
-    )
+    places = [options.place(model, model.workloads[name], software) for model, name, software in cells]
+    run = [contestants(model, choices[software]) for model, _, software in cells]
     measured: list[Data] = []
-    drawn: dict[tuple[str, str, str, str], list[tuple[str, Ratio, float | None]]] = {}
-    for index, ((model, name, software), ran) in enumerate(zip(cells, outcomes, strict=True)):
+    drawn: Drawn = {}
+    for (model, name, software), match in zip(cells, contest(places, run, options, "table 2"), strict=True):
         cell: Data = {
             "model": model.name,
             "workload": name,
             "software": Path(software).stem,
-            "sequences": len(ran[DOMOE].shares.tokens),
-            "runs": {who: outcome.to_json() for who, outcome in ran.items()},
+            "sequences": len(match.ran[DOMOE].shares.tokens),
+            "runs": match.runs(),
             "ratios": [],
         }
         for ours, over, metric in product(choices[software], MEANT, METRICS):
-            theirs = ran[_beside(ours, over)]
-            ratio = METRICS[metric](ran[ours].shares, theirs.shares, options.seed + index)
-            most = _most(metric, theirs)
+            rival = _beside(ours, over)
+            ratio, most = match.ratio(metric, ours, rival), _most(metric, match.ran[rival])
             drawn.setdefault((cell["software"], ours, over, metric), []).append((model.name, ratio, most))
             cell["ratios"].append({"ours": ours, "over": over, "metric": metric, **ratio.to_json(), "most": most})
         measured.append(cell)
@@ -123,44 +109,61 @@ def _most(metric: str, rival: Outcome) -> float | None:
     return round(min(bounds) / rival.tokens_per_s, 4) if bounds and rival.tokens_per_s else None
 
 
-def _means(drawn: dict[tuple[str, str, str, str], list[tuple[str, Ratio, float | None]]]) -> list[Data]:
+Drawn = dict[tuple[str, str, str, str], list[tuple[str, Ratio, float | None]]]
+"""By software, ours, over and metric: the model, the ratio and the largest possible one of each workload."""
+
+
+def _means(drawn: Drawn) -> list[Data]:
     """Means over the workloads of each model, and over everything."""
     means: list[Data] = []
     for (software, ours, over, metric), found in drawn.items():
         for model in [*dict.fromkeys(model for model, _, _ in found), ALL]:
             mine = [(ratio, most) for whose, ratio, most in found if model in (whose, ALL)]
             possible = [most for _, most in mine if most is not None]
-            means.append(
-                {
-                    "model": model,
-                    "software": software,
-                    "ours": ours,
-                    "over": over,
-                    "metric": metric,
-                    **mean_ratio([ratio for ratio, _ in mine]).to_json(),
-                    "most": round(sum(possible) / len(possible), 4) if possible else None,
-                }
-            )
+            what = {"model": model, "software": software, "ours": ours, "over": over, "metric": metric}
+            most = {"most": round(sum(possible) / len(possible), 4) if possible else None}
+            means.append(what | mean_ratio([ratio for ratio, _ in mine]).to_json() | most)
     return means
 
 
 def sheets(data: Data) -> list[Sheet]:
-    """Published claims against simulated means; ratios by workload; by what the paper leaves open; every run."""
+    """A summary; published claims against simulated means; ratios by workload; what the paper leaves open; runs."""
     return [
+        _summary(data),
         _claims(data),
-        *(_ratios(data, metric) for metric in ("throughput", "hit ratio")),
+        *(_ratios(data, metric) for metric in SHOWN),
         _choices(data),
         *(_runs(data, software) for software in distinct(data["cells"], "software")),
     ]
 
 
+def _tried(data: Data) -> str:
+    """The software under which what the paper leaves open was tried."""
+    return next((m["software"] for m in data["means"] if m["ours"] != DOMOE), data["means"][0]["software"])
+
+
+def _summary(data: Data) -> Sheet:
+    """Means of each model under one software profile, beside the range of what is published."""
+    software = _tried(data)
+    models = sorted(distinct(data["means"], "model"), key=lambda model: model == ALL)
+    models = models[:1] if len(models) == 2 else models  # the mean over one model is that model's
+    rows = []
+    for metric, (rival, names) in product(SHOWN, RIVALS.items()):
+        said = [claim for claim in domoe().claim if (claim.metric, claim.over) == (metric, rival)]
+        published = f"{min(claim.least for claim in said)}–{max(claim.most for claim in said)}"
+        for over in names:
+            means = having(data["means"], software=software, ours=DOMOE, over=over, metric=metric)
+            found = {mean["model"]: number(mean["value"]) for mean in means}
+            rows.append([metric, over, published, *(found[model] for model in models)])
+    columns = ["ratio of", "over", "published", *models]
+    return Sheet("Table 2 in short: DoMoE over its rivals", columns, rows, notes("summary", software=software))
+
+
 def _claims(data: Data) -> Sheet:
     """Each claim of the paper beside the simulated mean of the same, for every software and reading of it."""
-    shown: tuple[Metric, ...] = ("throughput", "hit ratio")
-    softwares = distinct(data["means"], "software")
     rows = []
     models = dict.fromkeys([ALL, *distinct(data["means"], "model")])
-    for model, (rival, names), metric in product(models, RIVALS.items(), shown):
+    for model, (rival, names), metric in product(models, RIVALS.items(), SHOWN):
         for claim, over in product(domoe().claims("Table 2", metric, model, over=rival), names):
             found = having(data["means"], model=model, metric=metric, ours=DOMOE, over=over)  # one a software
             said = [verdict(claim, mean) for mean in found]
@@ -168,20 +171,10 @@ def _claims(data: Data) -> Sheet:
                 [model, metric, over, claim.text, *map(interval, found), number(found[0]["most"]),
                  said[0] if len({*said}) == 1 else " / ".join(said)]
             )  # fmt: skip
-    notes = (
-        "Published: DoMoE's ratio over the rival, as the paper's text gives it. Simulated: the mean of the same ratio "
-        "over workloads (and models). Intervals are 95 %, from a bootstrap over sequences; both policies' shares of a "
-        "drawn sequence go together. They cover which sequences were drawn, not another training, text, order or "
-        "machine.",
-        "Most: the largest ratio over that rival that any policy could have, by the bounds on compute and link, or "
-        "with hits alone (under the first software). So: the published number lies inside the simulated interval, is "
-        "higher or lower, or is impossible at batch 1 on this hardware and cache.",
-        f"N is {data['entries']:,} entries a domain, or as many as the traces hold. The paper does not say how it "
-        f"evicts; here DoMoE and FMoE both evict what their tables' entries take least. The models are small trained "
-        f"ones of the named topology; costs are those of the released model.",
-    )
-    columns = ["model", "ratio of", "over", "published", *(f"simulated, {one}" for one in softwares), "most", "so"]
-    return Sheet("Table 2: published claims and simulated means", columns, rows, notes)
+    simulated = [f"simulated, {software}" for software in distinct(data["means"], "software")]
+    columns = ["model", "ratio of", "over", "published", *simulated, "most", "so"]
+    below = notes("claims", entries=data["entries"])
+    return Sheet("Table 2: published claims and simulated means", columns, rows, below, long=True)
 
 
 def verdict(claim: Claim, ratio: Data) -> str:
@@ -204,7 +197,7 @@ def _ratios(data: Data, metric: str) -> Sheet:
         for cell in [*cells, mean]:
             rows.append([model, software, cell["workload"], *_over(cell["ratios"], DOMOE, metric)])
     columns = ["model", "software", "workload", *(f"over {one}" for one in MEANT)]
-    return Sheet(f"Simulated: DoMoE's {metric} over that of its rivals", columns, rows)
+    return Sheet(f"Simulated: DoMoE's {metric} over that of its rivals", columns, rows, long=True)
 
 
 def _over(ratios: list[Data], ours: str, metric: str) -> list[str]:
@@ -215,18 +208,12 @@ def _over(ratios: list[Data], ours: str, metric: str) -> list[str]:
 
 def _choices(data: Data) -> Sheet:
     """The means over everything, for what the paper leaves open."""
-    means = having(data["means"], model=ALL)
-    tried = [m["software"] for m in means if m["ours"] != DOMOE]
-    software = tried[0] if tried else means[0]["software"]
-    mine = having(means, software=software)
-    rows = [[ours, metric, *_over(mine, ours, metric)] for ours, metric in product(distinct(means, "ours"), METRICS)]
-    notes = (
-        "Means over all models and workloads. One key an entry: a table's entry has one embedding, not one a layer. "
-        "lru: both evict the least recently used. Hit or late: the expert was there, or its copy was queued or under "
-        "way. Such copies may be what the paper counts as hits.",
-    )
+    software = _tried(data)
+    means = having(data["means"], model=ALL, software=software)
+    rows = [[ours, metric, *_over(means, ours, metric)] for ours, metric in product(distinct(means, "ours"), METRICS)]
     columns = ["ours", "ratio of", *(f"over {one}" for one in MEANT)]
-    return Sheet(f"Simulated: what the paper leaves open, software {software}", columns, rows, notes)
+    title = f"Simulated: what the paper leaves open, software {software}"
+    return Sheet(title, columns, rows, notes("choices"), long=True)
 
 
 def _runs(data: Data, software: str) -> Sheet:

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure
-from analysis.pages.sheets import Sheet, number
+from analysis.pages.sheets import Sheet, notes, number
 from analysis.published import domoe
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
@@ -91,19 +91,10 @@ def sheets(data: Data) -> list[Sheet]:
         if entry["adjacent_in_full"] is not None:
             whole = np.array(entry["adjacent_in_full"])
             rows.append([f"{entry['model']}, in full", *_adjacent(whole), *[""] * len(_APART)])
-    stored = [f"{entry['model']}: {entry['stored_as']}" for entry in data["models"]]
-    notes = (
-        "Published: of Mixtral-8x7B and Phi-3.5-MoE. Here: the mean over decode tokens of the cosine of two layers' "
-        "router inputs. They are taken after each layer's norm, as a predictor reads them. The paper does not say "
-        "whether it takes embeddings before or after that norm. Before it, neighbouring layers are more alike, since "
-        "all layers add to the same sum. The first pair is least alike: the first router sees little but the token's "
-        "own embedding.",
-        "The models are small trained ones of the named topologies. Their embeddings are stored projected "
-        f"({'; '.join(stored)}), which raises the cosine of some and lowers that of others. In full is what the "
-        "capture measured before projecting.",
-    )
+    stored = "; ".join(f"{entry['model']}: {entry['stored_as']}" for entry in data["models"])
     columns = ["embeddings", "adjacent, mean", "least", "most", *(f"{d} apart" for d in _APART)]
-    return [Sheet("Figure 2: cosine of one token's embeddings at two layers", columns, rows, notes)]
+    title = "Figure 2: cosine of one token's embeddings at two layers"
+    return [Sheet(title, columns, rows, notes("similarity", stored=stored))]
 
 
 def _adjacent(pairs: np.ndarray) -> list[str]:

@@ -9,7 +9,7 @@ from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import Sheet, percent, run_cells, starred
+from analysis.pages.sheets import Sheet, notes, percent, run_cells, starred
 from analysis.published import domoe
 from analysis.runs import Design, run
 from analysis.workloads import Source, loaded
@@ -47,12 +47,9 @@ def sheets(data: Data) -> list[Sheet]:
     paper = domoe()
     points = paper.points("Figure 5")
     published = [[p.model, p.at, starred(p.tokens_per_s, p.worked_out), percent(p.hit_ratio)] for p in points]
-    notes = [
-        f"The paper says that {paper.statements('Figure 5')[0].says}.",
-        "* worked out from a factor that the paper gives.",
-        f"Sources: {'; '.join(f'{p.model}, {p.at} entries: {p.where}' for p in points)}.",
-    ]
-    result = [Sheet("Figure 5, published", ["model", "entries", "tokens/s", "hit"], published, notes)]
+    sources = "; ".join(f"{p.model}, {p.at} entries: {p.where}" for p in points)
+    below = notes("table-size", says=paper.statements("Figure 5")[0].says, sources=sources)
+    result = [Sheet("Figure 5, published", ["model", "entries", "tokens/s", "hit"], published, below)]
     shown = ["tokens/s", "hit", "late", "miss", "predict ms/token", "tables MiB"]
     for model in distinct(data["points"], "model"):
         mine = having(data["points"], model=model)

@@ -15,7 +15,7 @@ from analysis.experiment import Data, Experiment
 from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
-from analysis.pages.sheets import NOTHING, Sheet, percent
+from analysis.pages.sheets import NOTHING, Sheet, notes, percent
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, Source, loaded
 from sim.policies import Setting, make_policy
@@ -171,15 +171,9 @@ def sheets(data: Data) -> list[Sheet]:
             judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned)
             whole = float(np.mean([j["recall_of_all_layers"] for j in judged]))
             rows.append([predictor, learned, percent(whole), *cells])
-        notes = (
-            f"Means over workloads. n ahead: the layer is the n-th after the last whose route is known. Step begins: "
-            f"from what is known before the first layer runs. These columns are of the layers that all can reach (from "
-            f"the {max(data['horizons'])}th on). One number is recall and precision, which are equal when as many are "
-            f"named as are taken; two are recall / precision. Chance: {percent(chance)}. Domain tables that learned "
-            f"from all domains (pooled) choose by the prompt.",
-        )
+        below = notes("predictors", deepest=max(data["horizons"]), chance=percent(chance))
         title = f"{model}: experts found among as many named"
-        result.append(Sheet(title, ["predictor", "learned from", "next, all layers", *names], rows, notes))
+        result.append(Sheet(title, ["predictor", "learned from", "next, all layers", *names], rows, below))
         result.append(_by_layer(data, model))
     return result
 

@@ -18,7 +18,7 @@ from analysis import bootstrap
 from analysis.bootstrap import Rate, ratio
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, interval, number, percent, run_cells
+from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, percent, run_cells
 from analysis.runs import Design, Outcome, run, scene_at
 from analysis.workloads import ModelTraces, by_model, loaded
 from ground.cache_folder import cache_folder
@@ -215,25 +215,17 @@ def sheets(data: Data) -> list[Sheet]:
         )  # fmt: skip
     columns = ["model", "domains", "tokens", "chance", "own table", "pooled", "another's", "previous token",
                "own / another's", "own / pooled", "own / previous token"]  # fmt: skip
-    notes = (
-        "Recall: the share of a token's experts that a table names, which are the K that its profile tokens took most. "
-        "Intervals: 95 %, over sequences. Below 1 in the last column: the previous token's experts, which need no "
-        "table, are better.",
-    )
-    result = [Sheet("Domain tables on published routes of real models", columns, rows, notes)]
+    result = [Sheet("Domain tables on published routes of real models", columns, rows, notes("routes"))]
     return result + [_replay_sheet(entry) for entry in data["replays"]]
-
-
-_REFERENCES = "all-in-gpu, clairvoyant and oracle are references: they ignore the cache's size or know the future."
 
 
 def _replay_sheet(entry: Data) -> Sheet:
     shown = ["tokens/s", "hit", "late", "miss", "GiB/token", "wasted", "predict ms/token", "efficiency"]
     rows = [[_name(r), *run_cells(r, shown)] for r in entry["runs"]]
-    bounds = f"Bounds: compute {number(entry['compute_bound'])} tokens/s, link {number(entry['link_bound'])} tokens/s."
-    refused = [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
+    below = notes("routes-replay", compute=number(entry["compute_bound"]), link=number(entry["link_bound"]))
+    below += [f"Left out: {r['policy']}: {r['reason']}." for r in entry["refused"]]
     title = f"{entry['model']}, {entry['workload']}: {entry['sequences']} sequences, {entry['tokens']:,} tokens"
-    return Sheet(title, ["policy", *shown], rows, (bounds, _REFERENCES, *refused), detail=True)
+    return Sheet(title, ["policy", *shown], rows, below, detail=True)
 
 
 def _name(entry: Data) -> str:

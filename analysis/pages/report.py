@@ -89,6 +89,8 @@ def _written(name: str, experiment: Experiment, folder: Path, found: Mapping[str
     lacking = [f"{key} is not measured{f': it needs {part.needs}' if part.needs else ''}" for key, part in parts.items()
                if key not in found]  # fmt: skip
     blocks = [_block(key, experiment, part, found[key], folder) for key, part in parts.items() if key in found]
+    long = [_long(experiment, part, found[key]) for key, part in parts.items() if key in found]
+    blocks += ["## Long tables\n", *filter(None, long)] if any(long) else []
     title = experiment.title
     if blocks:
         head = f"# {title}\n\n{experiment.about.strip()}\n\nWhat follows for the claims: [{name}.md]({name}.md).\n"
@@ -99,19 +101,29 @@ def _written(name: str, experiment: Experiment, folder: Path, found: Mapping[str
 
 def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Path) -> str:
     """One part on its experiment's page: figure, tables, where the data comes from, and how it is made again."""
-    heading = f"## {part.heading or 'Cache ' + data['made']['cache']}\n\n" if len(experiment.parts) > 1 else ""
+    heading = f"## {_heading(part, data)}\n\n" if len(experiment.parts) > 1 else ""
     about = f"{part.about}\n\n" if part.about else ""
     picture = f"![{experiment.title}]({key}.png)\n\n" if experiment.draw is not None else ""
     sheets = experiment.sheets(data)
     more = f"python -m analysis table {experiment.name} --data {(folder / key).as_posix()}.json\n"
     commands = f"{_command(key, part, data, folder)}\n{more if any(sheet.detail for sheet in sheets) else ''}"
-    shown = tables(sheet for sheet in sheets if not sheet.detail)
+    shown = tables(sheet for sheet in sheets if not sheet.detail and not sheet.long)
     sources = "".join(f"- {files}\n" for files in traces_of(data))
     files = "" if of_the_bundled(data) else ", with the traces above as FILES"
     return (
         f"{heading}{about}{picture}{shown}\n{simulated_on(data)} Data: [{key}.json]({key}.json). Traces (hash):\n\n"
         f"{sources}\nTo make it again{files}:\n\n```\n{commands}```\n"
     )
+
+
+def _long(experiment: Experiment, part: Part, data: Data) -> str:
+    """The long tables of a part under its heading, which stand behind all parts; empty without any."""
+    long = tables(sheet for sheet in experiment.sheets(data) if sheet.long)
+    return long and f"### {_heading(part, data)}\n\n{long}"
+
+
+def _heading(part: Part, data: Data) -> str:
+    return part.heading or f"Cache {data['made']['cache']}"
 
 
 def _command(key: str, part: Part, data: Data, folder: Path) -> str:

@@ -1,7 +1,9 @@
 """Tables as data, shown alike in a terminal and in Markdown."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -10,16 +12,21 @@ from rich.text import Text
 from ground.tables import Parts
 
 NOTHING = "–"
+_NOTES: dict[str, str] = tomllib.loads((resources.files("analysis") / "notes.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table: cells are text as shown; ``notes`` stand below it. A ``detail`` is left out of a report's pages."""
+    """One table: cells are text as shown; ``notes`` stand below it.
+
+    On a report's page a ``long`` one stands behind all others, and a ``detail`` is left out.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
+    long: bool = False
     detail: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -35,6 +42,11 @@ class Sheet:
         table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
         notes = "".join(f"\n{note}\n" for note in self.notes)
         return f"**{self.title}**\n\n{table}{notes}"
+
+
+def notes(of: str, **values: object) -> list[str]:
+    """The notes called ``of`` in notes.toml, each a line, with ``values`` in the place of its braces."""
+    return [" ".join(note.split()).format(**values) for note in _NOTES[of].split("\n\n")]
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from analysis.bootstrap import Ratio, Shares, caught_ratio, hit_ratio, mean_ratio, shares, throughput_ratio
+from analysis.bootstrap import Ratio, Shares, compared, mean_ratio, shares
 from ground.errors import InputError
 from sim.log import DECODE, MISS
 from sim.run.simpy_engine import Run
@@ -24,7 +24,7 @@ def toy(ns: list[int], hits: list[int] | None = None, tokens: int = 10) -> Share
 
 def test_two_sequences_give_the_interval_between_their_own_ratios() -> None:
     # Drawn with replacement: both of one with probability 1/4 each, so the 95 % interval is from one to the other.
-    ratio = throughput_ratio(toy([100, 100]), toy([150, 250]))
+    ratio = compared("throughput", toy([100, 100]), toy([150, 250]))
     assert ratio.value == pytest.approx(2.0)
     assert (ratio.low, ratio.high) == (pytest.approx(1.5), pytest.approx(2.5))
 
@@ -32,14 +32,14 @@ def test_two_sequences_give_the_interval_between_their_own_ratios() -> None:
 def test_policies_are_resampled_together() -> None:
     # Twice as fast on every sequence, however unlike they are: there is nothing to be unsure of.
     slow = [100, 1000, 10, 555]
-    ratio = throughput_ratio(toy(slow), toy([2 * ns for ns in slow]))
+    ratio = compared("throughput", toy(slow), toy([2 * ns for ns in slow]))
     assert (ratio.value, ratio.low, ratio.high) == (pytest.approx(2),) * 3
 
 
 def test_the_interval_of_many_sequences_is_that_of_the_delta_method() -> None:
     rng = np.random.default_rng(5)
     a, b = rng.integers(900, 1100, 400), rng.integers(1800, 2200, 400)
-    ratio = throughput_ratio(toy(a.tolist()), toy(b.tolist()))
+    ratio = compared("throughput", toy(a.tolist()), toy(b.tolist()))
     value = b.sum() / a.sum()
     error = np.std(b - value * a) / np.sqrt(400) / a.mean()
     assert ratio.value == pytest.approx(value)
@@ -50,30 +50,30 @@ def test_the_interval_of_many_sequences_is_that_of_the_delta_method() -> None:
 def test_a_seed_fixes_the_interval() -> None:
     rng = np.random.default_rng(0)
     one, other = (toy(rng.integers(100, 200, 30).tolist()) for _ in range(2))
-    assert throughput_ratio(one, other, seed=1).to_json() == throughput_ratio(one, other, seed=1).to_json()
-    assert throughput_ratio(one, other, seed=1).to_json() != throughput_ratio(one, other, seed=2).to_json()
+    assert compared("throughput", one, other, seed=1).to_json() == compared("throughput", one, other, seed=1).to_json()
+    assert compared("throughput", one, other, seed=1).to_json() != compared("throughput", one, other, seed=2).to_json()
 
 
 def test_hits_are_compared_by_look_up() -> None:
-    ratio = hit_ratio(toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
+    ratio = compared("hit ratio", toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
     assert ratio.to_json() == {"value": 1.5, "low": 1.5, "high": 1.5}
-    caught = caught_ratio(toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
+    caught = compared("hit or late", toy([1, 1, 1], [60, 60, 60]), toy([1, 1, 1], [40, 40, 40]))
     assert caught.value == pytest.approx(80 / 60)
 
 
 def test_what_has_no_ratio_has_none() -> None:
-    assert hit_ratio(toy([1, 1], [5, 5]), toy([1, 1], [0, 0])).value is None  # over nothing
-    single = throughput_ratio(toy([100]), toy([150]))
+    assert compared("hit ratio", toy([1, 1], [5, 5]), toy([1, 1], [0, 0])).value is None  # over nothing
+    single = compared("throughput", toy([100]), toy([150]))
     assert (single.value, single.low) == (1.5, None)  # one sequence says nothing of others
-    rare = hit_ratio(toy([1, 1], [5, 5]), toy([1, 1], [0, 10]))
+    rare = compared("hit ratio", toy([1, 1], [5, 5]), toy([1, 1], [0, 10]))
     assert (rare.value, rare.low) == (1.0, None)  # some draws are over nothing
     with pytest.raises(ValueError, match="different traces"):
-        throughput_ratio(toy([1, 2]), toy([1, 2, 3]))
+        compared("throughput", toy([1, 2]), toy([1, 2, 3]))
 
 
 def test_the_mean_of_workloads_is_surer_than_each() -> None:
     rng = np.random.default_rng(0)
-    each = [throughput_ratio(toy([100] * 8), toy(rng.integers(100, 300, 8).tolist()), seed) for seed in range(4)]
+    each = [compared("throughput", toy([100] * 8), toy(rng.integers(100, 300, 8).tolist()), seed) for seed in range(4)]
     mean = mean_ratio(each)
     assert mean.value == pytest.approx(np.mean([r.value for r in each]))
     assert mean.high is not None and mean.low is not None
