@@ -43,6 +43,11 @@ def calibrate_command(out: Path, models: Sequence[str] | None, *, quick: bool, d
     text = calibrate(machine, specs, thorough, printable(shown(out.stem)))
     with atomic_path(out) as part:
         part.write_text(text, encoding="utf-8")
+    _print(out)
+
+
+def _print(out: Path) -> None:
+    """The profile's figures as a table on standard output."""
     from rich.console import Console
 
     from sim.report.catalogue import machine_table

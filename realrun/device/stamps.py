@@ -42,7 +42,7 @@ class Checker:
 
     def fetch(self) -> None:
         """Have what was found so far copied to the host."""
-        self._device.compute.launch(self._fetch)
+        self._device.compute.launch(self._host.copy_, self._found, True)
 
     def read(self, step: int) -> None:
         """Raise SlotFault if anything was wrong up to the last ``fetch``, which must be over."""
@@ -52,9 +52,6 @@ class Checker:
         layer, expert = divmod(first - 1, self._n_experts)
         what = "; ".join(f"{count} times an expert {kind}" for kind, count in zip(_KINDS, counts, strict=True) if count)
         raise SlotFault(f"step {step}: {what}; first routed layer {layer}, expert {expert}")
-
-    def _fetch(self) -> None:
-        self._host.copy_(self._found, non_blocking=True)
 
     def _compare(self, slot: int, expert: int, after: bool) -> None:
         torch = the_torch()

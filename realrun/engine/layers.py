@@ -120,8 +120,8 @@ class Layers:
             launch(part, step.rows)
         else:
             launch(self._graphs[step.rows, step.top_k][layer])
-        fetched = (step.token, step.tokens) if layer == self.model.routed_layers else (step.answer, step.ids)
-        launch(_fetch, *fetched)
+        here, there = (step.token, step.tokens) if layer == self.model.routed_layers else (step.answer, step.ids)
+        launch(here.copy_, there, True)
 
     def launch_shared(self, step: Step, layer: int) -> None:
         """Run the shared experts of a layer, which need no slot."""
@@ -230,10 +230,6 @@ def feed_forward(
     else:
         inner = torch.relu(inner)
     return torch.mm(inner, out.t(), out=target)
-
-
-def _fetch(target: "torch.Tensor", source: "torch.Tensor") -> None:
-    target.copy_(source, non_blocking=True)
 
 
 def _normed(hidden: "torch.Tensor") -> "torch.Tensor":

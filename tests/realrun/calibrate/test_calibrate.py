@@ -223,10 +223,12 @@ def test_the_hosts_steady_way_is_charged_what_it_takes_undisturbed(monkeypatch) 
         (20, 10, 20): Timing(8_000_000, 800, 8_000_000, 9),
     }
     ways = {"erratic": erratic, "steady": steady}
-    monkeypatch.setattr("realrun.calibrate.lookup_costs._host_ways", lambda *_: {"search": ways, "cluster": ways, "network": {"flat": nets}})
+    found = {"search": ways, "cluster": ways, "network": {"flat": nets}}
+    monkeypatch.setattr("realrun.calibrate.lookup_costs._host_ways", lambda *_: found)
     costs = lookup_costs(Machine("cpu", 3), "host", Hardware.load("h200"))
     assert costs.times["search"].keys() == {"erratic", "steady"}
-    assert costs.lines["search"].rate == pytest.approx(4) and costs.lines["search"].fixed_ns == pytest.approx(0, abs=1e-3)
+    line = costs.lines["search"]
+    assert line.rate == pytest.approx(4) and line.fixed_ns == pytest.approx(0, abs=1e-3)
     assert costs.how["search"] == "steady, 10th percentile; misses by 0% at most"
     assert "NOT TO BE TRUSTED: more took less time" in costs.how["network"].replace("no line fits, ", "")
 
