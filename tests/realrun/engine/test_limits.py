@@ -299,10 +299,10 @@ from realrun.__main__ import main
 from realrun.engine.replay_loop import RealRun
 realrun.engine.loop.LOOKS_BETWEEN_CHECKS = 1  # every step looks once at least
 plain = RealRun._call
-def call(self, number, *rest):
-    if number == 5:
+def call(self, running, *rest):
+    if running.number == 5:
         os.kill(os.getpid(), signal.SIGINT)
-    plain(self, number, *rest)
+    plain(self, running, *rest)
 RealRun._call = call
 sys.exit(main(sys.argv[1:]))
 """
