@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DECODE", "PREFILL", "Trace", "validate"]
 
+
 class Trace(TraceArrays):
     """The arrays of a trace and what is done with them as a whole: read, write, split, join."""
 

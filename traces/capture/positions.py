@@ -6,7 +6,7 @@ the frequencies of its whole length, however it is cut, and a sequence must not 
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ground.errors import InputError
@@ -35,15 +35,11 @@ class LengthTables:
     @contextmanager
     def as_long_as(self, length: int) -> Iterator[None]:
         """Let passes over pieces of a sequence of ``length`` tokens use the frequencies of the whole."""
-        handles = []
-        for module, _ in self._rotary:
-            handles.append(module.register_forward_pre_hook(_lengthened(length), with_kwargs=True))
-            handles.append(module.register_forward_hook(_shortened))
-        try:
+        with ExitStack() as hooks:
+            for module, _ in self._rotary:
+                hooks.enter_context(module.register_forward_pre_hook(_lengthened(length), with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(_shortened))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def starts_anew(self) -> bool:
         """Whether transformers drops the KV cache where a sequence passes ``limit``, and prefills all of it again."""

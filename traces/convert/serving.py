@@ -240,8 +240,10 @@ def _ids(stored: np.ndarray, filler: np.ndarray, n_experts: int, notes: list[str
     if narrow and stored.dtype.kind == "i" and n_experts > 128:
         refuse(
             (stored < 0) & ~left_out,
-            lambda *index: f"{where}{at(*index)}: {stored[index]} is an id of 128 or more in signed 8 bits "
-            f"({int(stored[index]) + 256}?), expected ids in 16 bits",
+            lambda *index: (
+                f"{where}{at(*index)}: {stored[index]} is an id of 128 or more in signed 8 bits "
+                f"({int(stored[index]) + 256}?), expected ids in 16 bits"
+            ),
         )
     if narrow and n_experts > 256:
         notes.append(narrow_note(n_experts))

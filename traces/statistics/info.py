@@ -113,9 +113,7 @@ def _table(fact: dict[str, Any]) -> Table:
     table.add_column(overflow="fold")
     rows, lengths, entropy = fact["rows"], fact["rows_a_sequence"], fact["entropy_bits"]
     splits = {s: sum(d[s] for d in fact["domains"].values()) for s in ("profile", "eval")}
-    sizes = fact["expert_bytes"]
-    numbers = fact["layer_numbers"]
-    distinct = fact["distinct_experts"]
+    sizes, numbers, distinct = fact["expert_bytes"], fact["layer_numbers"], fact["distinct_experts"]
     lines = {
         "model": f"{fact['model']}: {fact['layers']} routed layers ({listed(numbers)}) x {fact['experts']} experts, "
         f"top-{fact['top_k']}",

@@ -227,12 +227,12 @@ def set_precision(model: Any, precision: "torch.dtype") -> Any:
 def _step(
     model: Any, ids: "torch.Tensor", calls: list[Any], optimiser: Any, parameters: "list[torch.Tensor]",
     options: TrainingOptions,
-) -> tuple[float, float, np.ndarray]:
+) -> tuple[float, float, np.ndarray]:  # fmt: skip
     """One optimiser step: language-model loss in nats a token, mean balance loss of a layer, uses (L, E) of experts.
 
     ``calls`` receives what each router gave: logits (with their gradient), weights and ids. ``optimiser`` holds the
     float32 masters of ``parameters``.
-    """  # fmt: skip
+    """
     import torch
 
     calls.clear()
