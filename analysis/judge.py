@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from traces.trace import Trace
 
 HORIZONS = (1, 2, 4, 8, 16)
 """Layers between the last route that is known and the one that is predicted, both counted: 1 is the next layer."""
+What = Literal["recall", "precision"]
 STEP_BEGIN = 0
 """In the place of a horizon: whatever is known when the step begins, for all layers."""
 
@@ -31,35 +33,19 @@ class Judgement:
     named: np.ndarray
     used: np.ndarray
 
-    def recall(self, horizon: int, first_layer: int = 0) -> float | None:
-        """Share of the experts taken that were predicted, over the layers from ``first_layer`` on.
+    def rate(self, what: What, horizon: int, layers: slice = slice(None)) -> float | None:
+        """Recall, the share of the experts taken that were predicted, or precision, of those predicted that were taken.
 
-        Layers that cannot be predicted so far ahead do not count: horizons are on equal terms from layer
-        ``max(horizons) - 1`` on.
+        Over ``layers``, of which those that cannot be predicted so far ahead do not count: horizons are on equal terms
+        from layer ``max(horizons) - 1`` on. None where nothing counts.
         """
-        return self._share(horizon, self.used, first_layer)
-
-    def precision(self, horizon: int, first_layer: int = 0) -> float | None:
-        """Share of the experts predicted that were taken, likewise; None where nothing was predicted."""
-        return self._share(horizon, self.named, first_layer)
-
-    def recall_by_layer(self, horizon: int) -> list[float | None]:
-        """Recall of each routed layer (L,); None where no prediction can be for it."""
-        return self._by_layer(horizon, self.used)
-
-    def precision_by_layer(self, horizon: int) -> list[float | None]:
-        """Precision of each routed layer (L,); None where nothing was predicted."""
-        return self._by_layer(horizon, self.named)
-
-    def _by_layer(self, horizon: int, of: np.ndarray) -> list[float | None]:
         row = self.horizons.index(horizon)
-        pairs = zip(self.right[row], of[row], strict=True)
-        return [round(float(right / total), 4) if total else None for right, total in pairs]
+        total = (self.used if what == "recall" else self.named)[row, layers].sum()
+        return round(float(self.right[row, layers].sum() / total), 4) if total else None
 
-    def _share(self, horizon: int, of: np.ndarray, first_layer: int) -> float | None:
-        row = self.horizons.index(horizon)
-        total = of[row, first_layer:].sum()
-        return round(float(self.right[row, first_layer:].sum() / total), 4) if total else None
+    def by_layer(self, what: What, horizon: int) -> list[float | None]:
+        """The rate of each routed layer (L,)."""
+        return [self.rate(what, horizon, slice(layer, layer + 1)) for layer in range(self.right.shape[1])]
 
 
 def plain_view(trace: Trace) -> View:

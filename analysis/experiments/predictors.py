@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, judge, plain_view
+from analysis.judge import HORIZONS, STEP_BEGIN, Judgement, What, judge, plain_view
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, notes, percent
@@ -35,6 +35,7 @@ from traces.trace import Trace
 
 _EVERY = 4
 """Every so many layers stand in the table."""
+BOTH: tuple[What, ...] = ("recall", "precision")
 OWN, OTHER, POOLED, NOTHING_LEARNED = "own", "other", "pooled", "–"
 
 
@@ -56,26 +57,25 @@ class Kind:
 
     build: Callable[[Sequence[Trace], View], Predictor]
     learns: bool = True
-    needs: frozenset[str] = frozenset()
+    needs: Sequence[str] = ()
 
 
 KINDS: dict[str, Kind] = {
     "previous token": Kind(lambda profile, view: PreviousToken(), learns=False),
     "popularity": Kind(lambda profile, view: Popularity(profile)),
-    "next layer's gate": Kind(lambda profile, view: NextGate(), learns=False, needs=frozenset({"lookahead"})),
-    "domain tables": Kind(_tables(), needs=frozenset({"embeddings", "prefill_embeddings"})),
-    "domain tables, one key an entry": Kind(
-        _tables(keys="entry"), needs=frozenset({"embeddings", "prefill_embeddings"})
-    ),
-    "one table (fmoe), 2000 entries": Kind(lambda profile, view: GlobalTable(profile), needs=frozenset({"embeddings"})),
+    "next layer's gate": Kind(lambda profile, view: NextGate(), learns=False, needs=("lookahead",)),
+    "domain tables": Kind(_tables(), needs=("embeddings", "prefill_embeddings")),
+    "domain tables, one key an entry": Kind(_tables(keys="entry"), needs=("embeddings", "prefill_embeddings")),
+    "one table (fmoe), 2000 entries": Kind(lambda profile, view: GlobalTable(profile), needs=("embeddings",)),
     "activation matrices": Kind(lambda profile, view: ActivationMatrices(profile)),
-    "expert maps": Kind(lambda profile, view: ExpertMaps(profile), needs=frozenset({"embeddings", "probs"})),
-    "stride nets": Kind(lambda profile, view: StrideNets(profile, horizons=4), needs=frozenset({"embeddings"})),
+    "expert maps": Kind(lambda profile, view: ExpertMaps(profile), needs=("embeddings", "probs")),
+    "stride nets": Kind(lambda profile, view: StrideNets(profile, horizons=4), needs=("embeddings",)),
 }
 
 
 def measure(options: ExperimentOptions) -> Data:
     """Judge every predictor on every workload, with each profile that it can be given."""
+    first = {model.name: loaded(model.sources[0].path) for model in options.models}
     jobs = [
         (model, workload, name, knowledge)
         for model in options.models
@@ -87,20 +87,15 @@ def measure(options: ExperimentOptions) -> Data:
     return {
         "horizons": list(HORIZONS),
         "judged": spread(_judged, jobs, options.processes, "predictors"),
-        "chance": {model.name: _chance(model) for model in options.models},
+        "chance": {name: round(trace.top_k / trace.n_experts, 4) for name, trace in first.items()},
         "made": options.made(),
     }
 
 
-def _known(model: ModelTraces, sources: Sequence[Source]) -> list[str]:
-    """What there is to learn from for a workload of these sources."""
-    mine = {domain for source in sources for domain in source.domains}
-    return [OWN, OTHER, POOLED] if set(model.domains) - mine else [POOLED]
-
-
-def _chance(model: ModelTraces) -> float:
-    trace = loaded(model.sources[0].path)
-    return round(trace.top_k / trace.n_experts, 4)
+def _known(model: ModelTraces, sources: Sequence[Source]) -> dict[str, set[str]]:
+    """What there is to learn from for a workload of these sources: the domains of each."""
+    mine, pooled = {domain for source in sources for domain in source.domains}, set(model.domains)
+    return ({OWN: mine, OTHER: pooled - mine} if pooled - mine else {}) | {POOLED: pooled}
 
 
 def _judged(job: tuple[ModelTraces, str, str, str]) -> Data:
@@ -109,49 +104,42 @@ def _judged(job: tuple[ModelTraces, str, str, str]) -> Data:
     sources = model.workloads[workload]
     whole = mix([loaded(source.path) for source in sources]).select("eval")
     view = plain_view(whole)
-    profile = [] if knowledge == NOTHING_LEARNED else _profile(model, sources, knowledge)
-    result = judge(KINDS[name].build(profile, view), view, whole.experts[whole.decode_rows])
-    return {"model": model.name, "workload": workload, "predictor": name, "learned_from": knowledge} | _shown(result)
-
-
-def _profile(model: ModelTraces, sources: Sequence[Source], knowledge: str) -> list[Trace]:
-    mine = {domain for source in sources for domain in source.domains}
-    wanted = {OWN: mine, OTHER: set(model.domains) - mine, POOLED: set(model.domains)}[knowledge]
+    wanted = {NOTHING_LEARNED: set[str](), **_known(model, sources)}[knowledge]
     traces = [loaded(source.path) for source in model.sources if set(source.domains) & wanted]
-    return [
+    profile = [
         t.select("profile", sorted(wanted & set(t.domain.tolist()))) for t in traces if (t.split == "profile").any()
     ]
+    result = judge(KINDS[name].build(profile, view), view, whole.experts[whole.decode_rows])
+    return {"model": model.name, "workload": workload, "predictor": name, "learned_from": knowledge} | _shown(result)
 
 
 def _shown(result: Judgement) -> Data:
     # Layers differ in how well they can be predicted: all horizons are judged on those that each can reach.
     common = min(max(HORIZONS), result.right.shape[1]) - 1
-    horizons = [*HORIZONS, STEP_BEGIN]
     return {
-        "recall": {str(h): result.recall(h, common) for h in horizons},
-        "precision": {str(h): result.precision(h, common) for h in horizons},
+        **{what: {str(h): result.rate(what, h, slice(common, None)) for h in result.horizons} for what in BOTH},
         "common_layers_from": common,
-        "recall_of_all_layers": result.recall(1),
-        "recall_by_layer": result.recall_by_layer(1),
-        "precision_by_layer": result.precision_by_layer(1),
+        "recall_of_all_layers": result.rate("recall", 1),
+        **{f"{what}_by_layer": result.by_layer(what, 1) for what in BOTH},
     }
 
 
-def _mean(data: Data, model: str, predictor: str, learned_from: str, what: str, horizon: str) -> float | None:
-    """Mean over workloads; None where a workload lacks it."""
-    judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned_from)
-    there = [j[what][horizon] for j in judged if j[what][horizon] is not None]
+def _taught(data: Data, model: str) -> dict[tuple[str, str], list[Data]]:
+    """How a model's predictors were judged, a workload each, by predictor and what it learned from, in order."""
+    found: dict[tuple[str, str], list[Data]] = {}
+    for judged in having(data["judged"], model=model):
+        found.setdefault((judged["predictor"], judged["learned_from"]), []).append(judged)
+    return found
+
+
+def _mean(judged: list[Data], what: str, horizon: object) -> float | None:
+    """Mean over workloads; None where none has it."""
+    there = [j[what][str(horizon)] for j in judged if j[what][str(horizon)] is not None]
     return float(np.mean(there)) if there else None
 
 
-def _taught(data: Data, model: str) -> list[tuple[str, str]]:
-    """Predictors and what each learned from, in order."""
-    return list(dict.fromkeys((j["predictor"], j["learned_from"]) for j in having(data["judged"], model=model)))
-
-
-def _layer_curve(data: Data, model: str, predictor: str, learned_from: str, what: str = "recall") -> list[float]:
+def _layer_curve(judged: list[Data], what: str = "recall") -> list[float]:
     """Recall (or precision) of each layer at horizon 1, mean over workloads; NaN where there is none."""
-    judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned_from)
     curves = [[np.nan if v is None else v for v in j[f"{what}_by_layer"]] for j in judged]
     return [float(v) for v in np.mean(curves, axis=0)]
 
@@ -159,18 +147,13 @@ def _layer_curve(data: Data, model: str, predictor: str, learned_from: str, what
 def sheets(data: Data) -> list[Sheet]:
     """Recall and precision by horizon, means over workloads, then recall by layer."""
     result = []
-    horizons = [str(h) for h in data["horizons"]]
-    names = [f"{h} ahead" for h in horizons] + ["step begins"]
+    names = [f"{h} ahead" for h in data["horizons"]] + ["step begins"]
     for model, chance in data["chance"].items():
         rows = []
-        for predictor, learned in _taught(data, model):
-            cells = []
-            for h in [*horizons, str(STEP_BEGIN)]:
-                recall, precision = (_mean(data, model, predictor, learned, w, h) for w in ("recall", "precision"))
-                cells.append(_cell(recall, precision))
-            judged = having(data["judged"], model=model, predictor=predictor, learned_from=learned)
+        for pair, judged in _taught(data, model).items():
+            cells = [_cell(*(_mean(judged, what, h) for what in BOTH)) for h in [*data["horizons"], STEP_BEGIN]]
             whole = float(np.mean([j["recall_of_all_layers"] for j in judged]))
-            rows.append([predictor, learned, percent(whole), *cells])
+            rows.append([*pair, percent(whole), *cells])
         below = notes("predictors", deepest=max(data["horizons"]), chance=percent(chance))
         title = f"{model}: experts found among as many named"
         result.append(Sheet(title, ["predictor", "learned from", "next, all layers", *names], rows, below))
@@ -188,8 +171,8 @@ def _cell(recall: float | None, precision: float | None) -> str:
 def _by_layer(data: Data, model: str) -> Sheet:
     """Recall (and precision, where it is another number) at horizon 1 by layer."""
     rows = []
-    for pair in _taught(data, model):
-        both = [_layer_curve(data, model, *pair, what)[::_EVERY] for what in ("recall", "precision")]
+    for pair, judged in _taught(data, model).items():
+        both = [_layer_curve(judged, what)[::_EVERY] for what in BOTH]
         cells = [[None if np.isnan(value) else value for value in curve] for curve in both]
         rows.append([*pair, *map(_cell, *cells)])
     layers = range(0, _EVERY * (len(rows[0]) - 2), _EVERY)
@@ -204,12 +187,11 @@ def draw(data: Data, figure: Figure) -> None:
     axes = panels(figure, titles, 4.2, 7.2, deepest, ["recall", "recall"])
     figure.suptitle("learned from the profiles of all domains, pooled; means over the workloads", fontsize=10)
     for (above, below), model in zip(axes, models, strict=True):
-        shown = [pair for pair in _taught(data, model) if pair[1] in (POOLED, NOTHING_LEARNED)]
-        for index, (predictor, learned) in enumerate(shown):
-            named = [h for h in data["horizons"] if _mean(data, model, predictor, learned, "precision", str(h))]
-            found = [_mean(data, model, predictor, learned, "recall", str(h)) for h in named]
-            above.plot(named, found, marker="o", ms=3, color=f"C{index}", label=predictor)
-            below.plot(_layer_curve(data, model, predictor, learned), color=f"C{index}", label=predictor)
+        shown = {who: judged for (who, of), judged in _taught(data, model).items() if of in (POOLED, NOTHING_LEARNED)}
+        for index, (predictor, judged) in enumerate(shown.items()):
+            named = [h for h in data["horizons"] if _mean(judged, "precision", h)]
+            above.plot(named, [_mean(judged, "recall", h) for h in named], f"C{index}o-", ms=3, label=predictor)
+            below.plot(_layer_curve(judged), f"C{index}", label=predictor)
         for line in (above, below):
             line.axhline(data["chance"][model], color="0.5", lw=0.8, ls=":", label="chance")
             line.set_ylim(0, 1)

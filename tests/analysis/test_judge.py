@@ -52,10 +52,10 @@ def test_one_who_knows_is_right_everywhere_and_one_who_says_the_opposite_nowhere
     view, truth = plain_view(trace), one_hot(trace)
     knows, lies = judge(Told(truth), view, decoded(trace)), judge(Told(1 - truth), view, decoded(trace))
     for horizon in (1, 2, 4, STEP_BEGIN):
-        assert (knows.recall(horizon), knows.precision(horizon)) == (1, 1)
-        assert (lies.recall(horizon), lies.precision(horizon)) == (0, 0)
+        assert (knows.rate("recall", horizon), knows.rate("precision", horizon)) == (1, 1)
+        assert (lies.rate("recall", horizon), lies.rate("precision", horizon)) == (0, 0)
     # No layer is eight after another in a model of four.
-    assert knows.recall(8) is None
+    assert knows.rate("recall", 8) is None
 
 
 @given(seed=st.integers(0, 1000))
@@ -79,7 +79,7 @@ def test_counts_equal_those_of_a_loop(seed: int) -> None:
 def test_one_who_says_nothing_has_no_precision() -> None:
     trace = random_trace(0)
     silent = judge(Told(np.zeros((8, 4, 8), np.float32)), plain_view(trace), decoded(trace))
-    assert silent.precision(1) is None
-    assert silent.recall(1) == 0
-    assert silent.recall_by_layer(4) == [None, None, None, 0.0]
-    assert silent.precision_by_layer(4) == [None] * 4
+    assert silent.rate("precision", 1) is None
+    assert silent.rate("recall", 1) == 0
+    assert silent.by_layer("recall", 4) == [None, None, None, 0.0]
+    assert silent.by_layer("precision", 4) == [None] * 4
