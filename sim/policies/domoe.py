@@ -215,9 +215,6 @@ class Domoe(Policy):
 def _popularity(view: View, tables: list[Table], chosen: np.ndarray) -> Values:
     """How often the entries of the tables consulted in a step took each expert; in force from its beginning."""
     steps, first = np.unique(view.step[view.decoding], return_index=True)
-    if not len(steps):
-        nothing = np.zeros(0, np.int64)
-        return Values(nothing, nothing, np.zeros((0, view.n_layers * view.n_experts), np.int64))
     union = np.logical_or.reduceat(chosen[view.sequence[view.decoding]], first)
     distinct, index = np.unique(union, axis=0, return_inverse=True)
     index = index.ravel()

@@ -64,22 +64,21 @@ class FMoE(Policy):
 
     def plan(self, view: View) -> Plan:
         """Search at every layer; ask for the best experts of the next one."""
-        given, software = self.parameters, self.setting.software
-        predictor = self._predictor
-        entries, model = len(predictor.table), self.setting.model
+        given, software, model = self.parameters, self.setting.software, self.setting.model
+        table = self._predictor.table
+        entries = len(table)
         # The embedding layer's output never changes in a step: one search serves all layers.
         points = range(1 if given.keys == "token" else view.n_layers)
         levels = len(points) if given.keys == "layer" else 1
         paths = 2 * entries * view.n_layers * model.top_k if software.where == "gpu" else 0
-        seen = sum(predictor.table.seen.values())
         return Plan(
             eviction=given.eviction,
-            values=Values.constant(predictor.table.taken(view.n_experts)) if given.eviction == "score" else None,
+            values=Values.constant(table.taken(view.n_experts)) if given.eviction == "score" else None,
             requests=best_first(view, ((layer, layer, self._best(view, layer)) for layer in range(view.n_layers))),
             prediction=each_step(view, points, lambda rows, _: self.setting.search_ns(entries, model.hidden, rows)),
             stream_prefill=True,
             gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
-            note=f"one table of all domains: {entries:,} of {seen:,} tokens",
+            note=f"one table of all domains: {entries:,} of {sum(table.seen.values()):,} tokens",
         )
 
     @cached_property

@@ -69,9 +69,7 @@ class Popularity(Policy):
         for first, last, value in zip(begin.tolist(), end.tolist(), values, strict=True):
             order = np.lexsort((np.arange(len(value)), -value))
             chosen = order[(np.cumsum(sizes[order]) <= self.setting.budget) & (value[order] > 0)]
-            layer = chosen // view.n_experts
-            call = (last - 1) * view.n_layers + layer
-            columns.append(
-                np.stack([np.full(len(chosen), first * (view.n_layers + 1)), call, chosen, np.arange(len(chosen))])
-            )
+            call = (last - 1) * view.n_layers + chosen // view.n_experts
+            moment = np.full(len(chosen), view.moment(first, 0))
+            columns.append(np.stack([moment, call, chosen, np.arange(len(chosen))]))
         return Requests.build(*np.concatenate(columns, axis=1))

@@ -78,10 +78,7 @@ class ExpertMaps:
 
     def scores(self, view: View, point: int, layers: Sequence[int]) -> np.ndarray:
         """Probabilities of the most similar map (Rd, len(layers), E) float32, see ``Predictor``."""
-        if point:
-            found = self.trajectory(view, [point])[0][:, 0]
-        else:
-            found = self.semantic(view)[0]
+        found = self.trajectory(view, [point])[0][:, 0] if point else self.semantic(view)[0]
         if not len(self.maps):
             return np.zeros((len(found), len(layers), view.n_experts), np.float32)
         probs = self.maps[found][:, list(layers)].astype(np.float32) / np.float32(255)

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from sim.log import DECODE
+from sim.predictors.activations import shares
 from sim.view import View
 from traces.trace import Trace
 
@@ -27,13 +28,8 @@ class Popularity:
         names, domain = np.unique(view.domain(), return_inverse=True)
         whole = np.sum([*self._counts.values()], axis=0)
         known = [self._counts.get(name, whole) if self._by == "domain" else whole for name in names.tolist()]
-        shares = np.stack([_shares(counts.reshape(view.n_layers, view.n_experts)) for counts in known])
-        return shares[:, list(layers)][domain[view.sequence[view.decoding]]]
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
-    """Counts (L, E) as shares of each layer's sum, float32; 0 where a layer was never counted."""
-    return (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).astype(np.float32)
+        of_layer = shares(np.stack(known).reshape(len(known), view.n_layers, view.n_experts)).astype(np.float32)
+        return of_layer[:, list(layers)][domain[view.sequence[view.decoding]]]
 
 
 def counts_by_domain(profile: Sequence[Trace]) -> dict[str, np.ndarray]:
