@@ -5,8 +5,8 @@ mistaken for a better one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,11 @@ from ground.errors import InputError
 from traces.statistics.recall import NEIGHBOURS, recall, unit_vectors, vote
 
 _QUERIES = 256
+MEASURED = {"cosine": number, "same": percent, "voted": percent}
+"""What tables are compared by (see `agreement`), and how it is shown."""
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Decode tokens of one domain at one level: embeddings (n, D) and the routes (n, K) of the layer that they meet."""
 
     domain: str
@@ -94,10 +95,7 @@ def _tokens(model: ModelTraces, level: int) -> tuple[list[Tokens], list[Tokens],
                     found[split][domain] = Tokens(domain, trace.embeddings[mine, level], routes)
     both = sorted(set(found["profile"]) & set(found["eval"]))
     size = min((len(found["profile"][domain].routes) for domain in both), default=0)
-    tables = [
-        Tokens(domain, found["profile"][domain].embeddings[:size], found["profile"][domain].routes[:size])
-        for domain in both
-    ]
+    tables = [Tokens(domain, *(array[:size] for array in found["profile"][domain][1:])) for domain in both]
     return tables, [found["eval"][domain] for domain in both], whole[0].n_experts
 
 
@@ -118,8 +116,8 @@ def measure(options: ExperimentOptions) -> Data:
                 "domains": domains,
                 "entries": len(tables[0].routes),
                 "asked": {one.domain: len(one.routes) for one in asking},
-                "matrix": {k: _matrix(answers, domains, k) for k in ("cosine", "same", "voted")},
-                "by_layer": {k: _by_layer(answers, layers, k) for k in ("cosine", "same", "voted")},
+                "matrix": {what: _matrix(answers, domains, what) for what in MEASURED},
+                "by_layer": {what: _by_layer(answers, layers, what) for what in MEASURED},
             }
         )
     if not models:
@@ -134,10 +132,8 @@ def _matrix(answers: Sequence[Data], domains: Sequence[str], what: str) -> list[
 
 def _by_layer(answers: Sequence[Data], layers: int, what: str) -> dict[str, list[float]]:
     """Means over domains for each layer, of the own table and of those of others."""
-    return {
-        whose: [_mean(having(answers, level=level, own=own), what) for level in range(layers)]
-        for whose, own in (("own", True), ("other", False))
-    }
+    own, other = ([_mean(having(answers, level=n, own=own), what) for n in range(layers)] for own in (True, False))
+    return {"own": own, "other": other}
 
 
 def _mean(answers: Sequence[Data], what: str) -> float:
@@ -155,7 +151,7 @@ def sheets(data: Data) -> list[Sheet]:
     rows = []
     for entry in data["models"]:
         cells = [entry["model"], f"{len(entry['domains'])} x {entry['entries']:,}"]
-        for what, shown in (("cosine", number), ("same", percent), ("voted", percent)):
+        for what, shown in MEASURED.items():
             own, other = _own_and_other(entry["matrix"][what])
             cells += [shown(own), shown(other), f"{own / other:.2f}"]
         rows.append(cells)

@@ -10,20 +10,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from analysis import bootstrap
-from analysis.bootstrap import Rate, ratio
+from analysis.bootstrap import ratio
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, percent, run_cells
+from analysis.pages.sheets import Sheet, interval, notes, number, percent, run_cells
 from analysis.runs import Design, Outcome, run, scene_at
 from analysis.workloads import ModelTraces, by_model, loaded
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
 from sim.policies import policy_classes
+from sim.predictors.popularity import counts_by_domain
 from sim.run.scene import SceneOptions, lacking
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
@@ -31,26 +31,25 @@ from traces.trace import DECODE, Trace
 
 VARIABLE = "MOE_REPLAY_ROUTES"
 """Environment variable that names a folder of published routes."""
+RIVALS = ("other", "pooled", "previous token")
+"""What the table of the own domain is compared with."""
 
 
 def measure(options: ExperimentOptions) -> Data:
     """Every policy and the domain tables on every model's routes. Raises InputError if there are none."""
     bootstrap.check()
     found = by_model([_as_trace(path) for path in _files(options.traces)])
-    places = {
-        (model.name, name): replace(options.place(model, sources), profile=_profile(model))
+    cells = [
+        (model.name, name, *_able(replace(options.place(model, sources), profile=_profile(model))))
         for model in found
         for name, sources in model.workloads.items()
-    }
-    designs = {key: _able(place) for key, place in places.items()}
-    flat = [design for able, _ in designs.values() for design in able]
-    outcomes = iter(run(flat, options.processes, "published routes"))
-    replays: list[Data] = []
-    for (model, workload), (able, refused) in designs.items():
-        done = [next(outcomes) for _ in able]
-        replays.append({"model": model, "workload": workload, **_replayed(done), "refused": refused})
+    ]
+    outcomes = iter(run([design for _, _, able, _ in cells for design in able], options.processes, "published routes"))
     return {
-        "replays": replays,
+        "replays": [
+            {"model": model, "workload": name, **_replayed([next(outcomes) for _ in able]), "refused": refused}
+            for model, name, able, refused in cells
+        ],
         "tables": [entry for model in found if (entry := tables(model, options.seed))],
         "made": options.made(found),
     }
@@ -86,8 +85,7 @@ def _as_trace(path: Path) -> Path:
 
 def _profile(model: ModelTraces) -> tuple[str, ...] | None:
     """The files that have a profile split, to learn from."""
-    having = tuple(s.path for s in model.sources if (loaded(s.path).split == "profile").any())
-    return having or None
+    return tuple(s.path for s in model.sources if (loaded(s.path).split == "profile").any()) or None
 
 
 def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
@@ -102,25 +100,20 @@ def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
             named = reason.replace(f"the trace {here.trace.source}", "the trace")
             refused.append({"policy": name, "reason": named.replace(here.trace.source, "the trace")})
             continue
-        able.append(Design(place, name))
-        able += [Design(place, name, _values(variant)) for variant in kind.variants]
+        variants = [dict(pair.split("=", 1) for pair in variant.split(",")) for variant in kind.variants]
+        able += [Design(place, name, values) for values in ({}, *variants)]
     return able, refused
-
-
-def _values(variant: str) -> dict[str, Any]:
-    return dict(pair.split("=", 1) for pair in variant.split(","))
 
 
 def _replayed(outcomes: Sequence[Outcome]) -> Data:
     first = outcomes[0].report
-    ordered = sorted(outcomes, key=lambda outcome: -outcome.tokens_per_s)
     bounds = next((o.report.bounds for o in outcomes if o.report.bounds["link_tokens_per_s"]), first.bounds)
     return {
         "sequences": len(outcomes[0].shares.tokens),
         "tokens": first.decode.tokens,
         "compute_bound": bounds["compute_tokens_per_s"],
         "link_bound": bounds["link_tokens_per_s"],
-        "runs": [outcome.to_json() for outcome in ordered],
+        "runs": [outcome.to_json() for outcome in sorted(outcomes, key=lambda outcome: -outcome.tokens_per_s)],
     }
 
 
@@ -136,71 +129,48 @@ def tables(model: ModelTraces, seed: int = 0) -> Data | None:
     )
     if len(domains) < 2:
         return None
-    counts = {domain: _counts(whole, domain) for domain in domains}
-    named = {domain: _top(count, whole.top_k) for domain, count in counts.items()}
-    pooled = _top(np.sum([*counts.values()], axis=0), whole.top_k)
+    profile = counts_by_domain([whole.select("profile", domains)])
+    named = {domain: _top(whole, profile[domain]) for domain in domains}
+    pooled = _top(whole, np.sum([*profile.values()], axis=0))
     rows = np.flatnonzero(
         (whole.phase == DECODE) & (whole.row_split("eval")) & np.isin(whole.domain, domains)[whole.sequence]
     )
     domain_of = whole.domain[whole.sequence[rows]]
-    found = {"own": np.zeros(len(rows)), "other": np.zeros(len(rows)), "pooled": _found(whole, rows, pooled)}
+    taken = whole.experts[rows]
+    found = {"own": np.zeros(len(rows)), "other": np.zeros(len(rows)), "pooled": _found(taken, pooled)}
     for domain, table in named.items():
-        right = _found(whole, rows, table)
+        right = _found(taken, table)
         found["own"] += np.where(domain_of == domain, right, 0)
         found["other"] += np.where(domain_of != domain, right, 0) / (len(domains) - 1)
-    found["previous token"] = _by_previous(whole, rows)
-    used = (whole.experts[rows] >= 0).sum(axis=(1, 2))
-    rate = {name: _per_sequence(whole, rows, hits, used) for name, hits in found.items()}
+    has_previous = ~np.isin(rows, whole.offsets)[:, None, None]
+    found["previous token"] = _found(taken, np.where(has_previous, whole.experts[rows - 1], -1))
+    _, whose = np.unique(whole.sequence[rows], return_inverse=True)
+    used = np.bincount(whose, weights=(taken >= 0).sum(axis=(1, 2)))
+    rate = {name: (np.bincount(whose, weights=right), used) for name, right in found.items()}
     return {
         "model": model.name,
         "domains": len(domains),
         "tokens": len(rows),
         "chance": round(whole.top_k / whole.n_experts, 4),
         "recall": {name: round(float(above.sum() / below.sum()), 4) for name, (above, below) in rate.items()},
-        "own_over": {
-            name: ratio(rate["own"], rate[name], seed).to_json() for name in ("other", "pooled", "previous token")
-        },
+        "own_over": {name: ratio(rate["own"], rate[name], seed).to_json() for name in RIVALS},
     }
 
 
-def _counts(trace: Trace, domain: str) -> np.ndarray:
-    """(L, E) how often the domain's profile rows of decode took each expert."""
-    mine = ((trace.domain == domain) & (trace.split == "profile"))[trace.sequence] & (trace.phase == DECODE)
-    ids = trace.experts[mine]
-    return np.stack([np.bincount(one[one >= 0], minlength=trace.n_experts) for one in np.moveaxis(ids, 1, 0)])
+def _top(trace: Trace, counts: np.ndarray) -> np.ndarray:
+    """(1, L, K): the experts that were counted most, from (L * E,), smaller numbers first among equals."""
+    order = np.argsort(-counts.reshape(trace.n_layers, trace.n_experts), axis=1, kind="stable")
+    return order[None, :, : trace.top_k]
 
 
-def _top(counts: np.ndarray, k: int) -> np.ndarray:
-    """(L, E) bool: the k most counted of each layer, smaller numbers first among equals."""
-    chosen = np.zeros(counts.shape, bool)
-    np.put_along_axis(chosen, np.argsort(-counts, axis=1, kind="stable")[:, :k], True, axis=1)
-    return chosen
-
-
-def _found(trace: Trace, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(rows,) how many of each row's activations are in the table (L, E)."""
-    ids = trace.experts[rows]
-    layer = np.arange(trace.n_layers)[:, None]
-    return (table[layer, ids] & (ids >= 0)).sum(axis=(1, 2)).astype(float)
-
-
-def _by_previous(trace: Trace, rows: np.ndarray) -> np.ndarray:
-    """(rows,) how many of each row's experts the row before it took too; 0 for a sequence's first row."""
-    before = np.maximum(rows - 1, 0)
-    there = (rows > 0) & (trace.sequence[before] == trace.sequence[rows])
-    right = np.zeros(len(rows))
-    for start in range(0, len(rows), 4096):
-        part = slice(start, start + 4096)
-        now, then = trace.experts[rows[part]], trace.experts[before[part]]
-        same = ((now[..., None] == then[:, :, None]).any(axis=3) & (now >= 0)).sum(axis=(1, 2))
-        right[part] = np.where(there[part], same, 0)
+def _found(taken: np.ndarray, named: np.ndarray) -> np.ndarray:
+    """(rows,) how many of each row's experts (rows, L, K) are among those named for it, or for all rows (1, L, K)."""
+    named = np.broadcast_to(named, taken.shape)
+    right = np.zeros(len(taken))
+    for start in range(0, len(taken), 4096):
+        now, said = taken[start : start + 4096], named[start : start + 4096]
+        right[start : start + 4096] = ((now[..., None] == said[:, :, None]).any(axis=3) & (now >= 0)).sum(axis=(1, 2))
     return right
-
-
-def _per_sequence(trace: Trace, rows: np.ndarray, hits: np.ndarray, used: np.ndarray) -> Rate:
-    """Hits and activations of each sequence that has rows."""
-    _, whose = np.unique(trace.sequence[rows], return_inverse=True)
-    return np.bincount(whose, weights=hits), np.bincount(whose, weights=used)
 
 
 def sheets(data: Data) -> list[Sheet]:
@@ -211,7 +181,7 @@ def sheets(data: Data) -> list[Sheet]:
         rows.append(
             [entry["model"], str(entry["domains"]), f"{entry['tokens']:,}", percent(entry["chance"]),
              *(percent(recall[name]) for name in ("own", "pooled", "other", "previous token")),
-             *(interval(over[name]) for name in ("other", "pooled", "previous token"))]
+             *(interval(over[name]) for name in RIVALS)]
         )  # fmt: skip
     columns = ["model", "domains", "tokens", "chance", "own table", "pooled", "another's", "previous token",
                "own / another's", "own / pooled", "own / previous token"]  # fmt: skip
@@ -230,7 +200,7 @@ def _replay_sheet(entry: Data) -> Sheet:
 
 def _name(entry: Data) -> str:
     given = ", ".join(f"{key}={value}" for key, value in entry["set"].items())
-    return entry["policy"] + (f" ({given})" if given else "") or NOTHING
+    return f"{entry['policy']} ({given})" if given else str(entry["policy"])
 
 
 EXPERIMENT = Experiment(
