@@ -13,8 +13,12 @@ from typing import Annotated
 from analysis.experiment import Data, Experiment, ReportInputs
 from analysis.experiments import EXPERIMENTS, experiment
 from analysis.options import ExperimentOptions
+from analysis.pages import report as pages
+from analysis.pages.figures import check, draw
+from analysis.pages.text import markdown, read, read_from, show, write_data, write_text
 from ground.command_line import Help, command_line, run
 from ground.files import keep_apart
+from ground.output import written
 from sim.run.faults import SimulationError
 from sim.run.scene import code_version
 
@@ -28,11 +32,11 @@ _Data = Annotated[Path | None, Help("show what --json wrote earlier instead of m
 _USUAL = ExperimentOptions()
 
 
-def _measured(what: Experiment, options: ExperimentOptions, data: Path | None) -> Data:
-    """The data of an experiment, measured now or read from a file. Raises InputError."""
-    from analysis.pages.text import read
-
-    return what.measure(options) if data is None else read(data, what)
+def _measured(what: Experiment, options: ExperimentOptions, data: Path | None, json: str | None) -> Data:
+    """The data of an experiment, measured now or read from a file, and written as JSON. Raises InputError."""
+    found = what.measure(options) if data is None else read(data, what)
+    write_data(json, what, found)
+    return found
 
 
 @app.command
@@ -54,12 +58,9 @@ def table(
     python -m analysis table predictors --traces full/*.npz --json predictors.json
     ```
     """
-    from analysis.pages.text import markdown, show, write_data, write_text
-
     what = experiment(name)
     options.keep_apart({"--json": json, "-o": output}, more=[data])
-    found = _measured(what, options, data)
-    write_data(json, what, found)
+    found = _measured(what, options, data, json)
     if output is not None:
         write_text(output, markdown(what, found))
     show(what, found, json)
@@ -85,15 +86,11 @@ def figure(
         --json table-size.json
     ```
     """
-    from analysis.pages.figures import check, draw
-    from analysis.pages.text import read_from, show, write_data
-
     what = experiment(name)
     target = Path(f"{name}.png") if output is None else output
     check(what, target)
     options.keep_apart({"--json": json, "-o": target}, more=[data])
-    found = _measured(what, options, data)
-    write_data(json, what, found)
+    found = _measured(what, options, data, json)
     with read_from(data, what):
         draw(what, found, target)
     show(what, found, json)
@@ -124,13 +121,10 @@ def report(
     python -m analysis report domoe -o docs/results --show
     ```
     """
-    from analysis.pages.report import files_of
-    from analysis.pages.report import report as write_report
-
     own = [*(other_seed or []), *(large or []), *(routes or [])]
-    options.keep_apart({}, more=own, folders={"-o": (output, files_of(name))})
+    options.keep_apart({}, more=own, folders={"-o": (output, pages.files_of(name))})
     inputs = ReportInputs(options, other_seed, large, routes)
-    print(write_report(name, output, inputs, [] if show else only))
+    print(pages.report(name, output, inputs, [] if show else only))
 
 
 @app.command
@@ -144,8 +138,6 @@ def experiments(*, json: _Json = None) -> None:
     python -m analysis experiments --json -
     ```
     """
-    from ground.output import written
-
     keep_apart([], {"--json": json})
     with written(json) as write:
         write([{"name": one.name, "title": one.title, "figure": one.draw is not None} for one in EXPERIMENTS.values()])

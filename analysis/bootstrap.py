@@ -56,9 +56,9 @@ def shares(trace: Trace, work: Workload, log: Log) -> Shares:
     hit = found & np.isin(log.found, (REUSE_HIT, PREFETCH_HIT))
     late = found & np.isin(log.found, (LATE_QUEUED, LATE_IN_FLIGHT))
 
-    def per_sequence(step: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    def per_sequence(step: np.ndarray, weight: np.ndarray | int = 1) -> np.ndarray:
         total = np.zeros(trace.n_sequences, np.int64)
-        np.add.at(total, whose[step], 1 if weight is None else weight)
+        np.add.at(total, whose[step], weight)
         return total
 
     ns = np.diff(log.finish, prepend=0)

@@ -50,16 +50,14 @@ class Part:
         return None if self.traces is None or self.else_all else f"--{self.traces.replace('_', '-')}"
 
     def options(self, inputs: ReportInputs) -> ExperimentOptions | None:
-        """What it is run with; None if its traces were not given."""
+        """What it is run with; None if its traces were not given. Raises InputError for a list of none."""
         options = inputs.options if self.cache is None else replace(inputs.options, cache=self.cache)
-        if self.traces is None:
-            return options
-        given = getattr(inputs, self.traces)
-        if given is None:
-            return options if self.else_all else None
-        if not given:
+        given = getattr(inputs, self.traces) if self.traces else None
+        if self.traces and given is not None and not given:
             raise InputError(f"--{self.traces.replace('_', '-')}: expected at least one")
-        return replace(options, traces=given)
+        if given:
+            return replace(options, traces=given)
+        return None if self.needs else options
 
 
 @dataclass(frozen=True)
@@ -78,3 +76,8 @@ class Experiment:
     """Draws the data on an empty figure, and says how large that is; a legend of all labels is put below."""
     parts: Sequence[Part] = (Part(),)
     """Its runs in a report."""
+
+    @property
+    def parts_by_key(self) -> dict[str, Part]:
+        """Its runs in a report by the name of the data of each."""
+        return {f"{self.name}{part.suffix}": part for part in self.parts}

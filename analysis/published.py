@@ -33,10 +33,8 @@ class Claim(_Record):
 
     @model_validator(mode="after")
     def _a_range(self) -> Self:
-        if self.low is None and self.high is None:
-            raise ValueError("low, high or both")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError("low of at most high")
+        if (self.low is None and self.high is None) or self.least > self.most:
+            raise ValueError("low, high or both, low of at most high")
         if (self.over is None) == (self.step is None):
             raise ValueError("either over or step")
         return self
@@ -51,12 +49,12 @@ class Claim(_Record):
     @property
     def least(self) -> float:
         """The lower end of the range. An "up to" is held to the one number that it names, and so is a "from"."""
-        return float(self.low if self.low is not None else self.high or 0.0)
+        return self.low or self.high or 0.0
 
     @property
     def most(self) -> float:
         """The upper end of the range, likewise."""
-        return float(self.high if self.high is not None else self.low or 0.0)
+        return self.high or self.low or 0.0
 
     def meets(self, low: float, high: float) -> bool:
         """Whether the range and the interval [low, high] have a value in common."""
@@ -107,9 +105,9 @@ class Published(BaseModel):
         """The absolute numbers of a figure, of one model or of all."""
         return [p for p in self.point if p.figure == figure and model in (None, p.model)]
 
-    def statements(self, figure: str) -> list[Statement]:
+    def said(self, figure: str) -> Statement:
         """What a figure is said to show."""
-        return [s for s in self.statement if s.figure == figure]
+        return next(statement for statement in self.statement if statement.figure == figure)
 
 
 @cache

@@ -9,9 +9,9 @@ from ground.errors import InputError
 from sim.run.scene import bundled_traces
 from traces.trace import Trace
 
-ALONE = ("law", "banking")
-"""Domains that the DoMoE paper runs by themselves; it interleaves its three others."""
 MIXED = "mixed"
+FIRST = ("law", "banking", MIXED)
+"""Domains that the DoMoE paper runs by themselves; it interleaves its three others."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,18 @@ def _model_traces(model: str, sources: Sequence[Source]) -> ModelTraces:
     others: list[Source] = []
     for source in sources:
         name = source.domains[0] if len(source.domains) == 1 else MIXED
-        if name in ALONE or name == MIXED:
-            if name in workloads:
-                raise InputError(
-                    f"{source.path}: a second trace of {model}, {name}, beside {workloads[name][0].path}; "
-                    f"expected traces of one model, one a workload"
-                )
-            workloads[name] = (source,)
-        else:
+        if name not in FIRST:
             others.append(source)
+        elif name in workloads:
+            raise InputError(
+                f"{source.path}: a second trace of {model}, {name}, beside {workloads[name][0].path}; "
+                f"expected traces of one model, one a workload"
+            )
+        else:
+            workloads[name] = (source,)
     if len(others) == 1 or MIXED in workloads:
         workloads |= {source.domains[0]: (source,) for source in others}
     elif others:
         workloads[MIXED] = tuple(others)
-    first = [name for name in (*ALONE, MIXED) if name in workloads]
-    ordered = {name: workloads[name] for name in [*first, *sorted(set(workloads) - set(first))]}
-    return ModelTraces(model, ordered, tuple(sources))
+    order = sorted(workloads, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    return ModelTraces(model, {name: workloads[name] for name in order}, tuple(sources))

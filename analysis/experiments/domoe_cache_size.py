@@ -11,7 +11,7 @@ import numpy as np
 from analysis.contest import contest
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES
+from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES, TABLELESS
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
@@ -24,9 +24,7 @@ CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
 RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
     "fmoe, N": ("fmoe", {"entries": ENTRIES, **CHOICES[DOMOE]}),
     "moe-infinity": ("moe-infinity", {}),
-    "lru, a layer": ("lru", {"scope": "layer"}),
-    "popularity, domain": ("popularity", {"by": "domain"}),
-    "clairvoyant": ("clairvoyant", {}),
+    **TABLELESS,
 }
 
 

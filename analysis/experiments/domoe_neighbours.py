@@ -158,7 +158,7 @@ def sheets(data: Data) -> list[Sheet]:
     columns = ["model", "tables", f"cosine of {NEIGHBOURS} nearest, own", "other", "ratio",
                "nearest takes the same, own", "other", "ratio",
                f"vote of {NEIGHBOURS} finds, own", "other", "ratio"]  # fmt: skip
-    below = notes("neighbours", says=domoe().statements("Figure 1")[0].says)
+    below = notes("neighbours", says=domoe().said("Figure 1").says)
     result = [Sheet("Figure 1: neighbours of one's own domain and of another", columns, rows, below)]
     for entry in data["models"]:
         matrix = entry["matrix"]["voted"]

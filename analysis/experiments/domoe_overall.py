@@ -41,22 +41,21 @@ OPEN = "fast"
 """The software profile under which what the paper leaves open is tried; the first one, where it is not run."""
 
 
+TABLELESS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lru, a layer": ("lru", {"scope": "layer"}),
+    "popularity, domain": ("popularity", {"by": "domain"}),
+    "clairvoyant": ("clairvoyant", {}),
+}
+"""Policies that predict nothing for a token, or know the future."""
+
+
 def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> Contestants:
     """DoMoE and FMoE by these ``choices``, MoE-Infinity, then policies that need no table."""
-    entries = dict(zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(model.domains) * ENTRIES), strict=True))
-    evictions = dict.fromkeys(CHOICES[name]["eviction"] for name in choices)
-    return {
-        **{name: ("domoe", CHOICES[name]) for name in choices},
-        **{
-            _evicting(name, eviction): ("fmoe", {"entries": n, "eviction": eviction})
-            for eviction, (name, n) in product(evictions, entries.items())
-        },
-        "moe-infinity": ("moe-infinity", {}),
-        "previous-token": ("previous-token", {}),
-        "lru, a layer": ("lru", {"scope": "layer"}),
-        "popularity, domain": ("popularity", {"by": "domain"}),
-        "clairvoyant": ("clairvoyant", {}),
-    }
+    found = {name: ("domoe", CHOICES[name]) for name in choices}
+    sizes = zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(model.domains) * ENTRIES), strict=True)
+    for eviction, (name, n) in product(dict.fromkeys(CHOICES[name]["eviction"] for name in choices), sizes):
+        found[_evicting(name, eviction)] = ("fmoe", {"entries": n, "eviction": eviction})
+    return found | {"moe-infinity": ("moe-infinity", {}), "previous-token": ("previous-token", {})} | TABLELESS
 
 
 def _evicting(name: str, eviction: str) -> str:

@@ -4,7 +4,6 @@ If they are similar, a prediction made at one layer still holds some layers late
 """
 
 import json
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from analysis.pages.sheets import Sheet, notes, number
 from analysis.published import domoe
 from analysis.workloads import ModelTraces, loaded
 from ground.errors import InputError
+from traces.statistics.recall import unit_vectors
 
 _ROWS = 512  # decode rows at a time: bounds memory at _ROWS x (L + 1)^2 floats
 _APART = (2, 4, 8, 16, 31)
@@ -32,12 +32,11 @@ def layer_cosines(embeddings: np.ndarray) -> np.ndarray:
     levels = embeddings.shape[1]
     total, count = np.zeros((levels, levels)), np.zeros((levels, levels))
     for start in range(0, len(embeddings), _ROWS):
-        rows = embeddings[start : start + _ROWS].astype(np.float32)
-        length = np.sqrt(np.einsum("tld,tld->tl", rows, rows))
-        there = length > 0
-        units = rows / np.where(there, length, 1)[..., None]
+        rows = embeddings[start : start + _ROWS]
+        units = unit_vectors(rows.reshape(-1, rows.shape[2])).reshape(rows.shape)
+        there = units.any(axis=2).astype(float)
         total += np.einsum("tad,tbd->ab", units, units, optimize=True)
-        count += there.astype(float).T @ there.astype(float)
+        count += there.T @ there
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 
@@ -82,12 +81,12 @@ def _record(model: ModelTraces) -> Data | None:
 
 def sheets(data: Data) -> list[Sheet]:
     """Cosine by how far layers lie apart, of router inputs alone (levels from 1 on)."""
-    says = domoe().statements("Figure 2")[0]
-    rows: list[Sequence[str]] = [["published", number(says.value), "", "> 0.99", *[""] * 5]]
+    says = domoe().said("Figure 2")
+    rows = [["published", number(says.value), "", "> 0.99", *[""] * len(_APART)]]
     for entry in data["models"]:
         matrix = np.array(entry["cosine"])[1:, 1:]
-        far = [_mean(np.diagonal(matrix, d)) if d < len(matrix) else None for d in _APART]
-        rows.append([f"{entry['model']}, stored", *_adjacent(np.diagonal(matrix, 1)), *map(number, far)])
+        far = [number(_mean(np.diagonal(matrix, d))) for d in _APART]
+        rows.append([f"{entry['model']}, stored", *_adjacent(np.diagonal(matrix, 1)), *far])
         if entry["adjacent_in_full"] is not None:
             whole = np.array(entry["adjacent_in_full"])
             rows.append([f"{entry['model']}, in full", *_adjacent(whole), *[""] * len(_APART)])

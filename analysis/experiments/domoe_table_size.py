@@ -48,7 +48,7 @@ def sheets(data: Data) -> list[Sheet]:
     points = paper.points("Figure 5")
     published = [[p.model, p.at, starred(p.tokens_per_s, p.worked_out), percent(p.hit_ratio)] for p in points]
     sources = "; ".join(f"{p.model}, {p.at} entries: {p.where}" for p in points)
-    below = notes("table-size", says=paper.statements("Figure 5")[0].says, sources=sources)
+    below = notes("table-size", says=paper.said("Figure 5").says, sources=sources)
     result = [Sheet("Figure 5, published", ["model", "entries", "tokens/s", "hit"], published, below)]
     shown = ["tokens/s", "hit", "late", "miss", "predict ms/token", "tables MiB"]
     for model in distinct(data["points"], "model"):

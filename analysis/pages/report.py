@@ -5,33 +5,31 @@ outside its marks is a person's and stays.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.experiment import Data, Experiment, Part, ReportInputs
 from analysis.experiments import EXPERIMENTS
 from analysis.options import ExperimentOptions
-from analysis.pages.figures import check, draw
+from analysis.pages.figures import draw
 from analysis.pages.text import of_the_bundled, read, read_from, simulated_on, tables, text, traces_of, write_text
 from ground.errors import InputError
+from ground.plots import import_matplotlib
 
 REPORTS = ("domoe",)
 LIST, END = "<!-- pages -->", "<!-- end of pages -->"
 """Marks around the list of pages."""
 
 
-def _parts() -> Iterator[tuple[str, Experiment, Part]]:
-    """All runs that a report holds: the name of the data of each, its experiment, and what it is run with."""
-    for experiment in EXPERIMENTS.values():
-        for part in experiment.parts:
-            yield f"{experiment.name}{part.suffix}", experiment, part
+_PARTS = [(key, one, part) for one in EXPERIMENTS.values() for key, part in one.parts_by_key.items()]
+"""All runs that a report holds: the name of the data of each, its experiment, and what it is run with."""
 
 
 def files_of(name: str) -> list[str]:
     """Names of the files that the report ``name`` may write into its folder. Raises InputError for an unknown name."""
     if name not in REPORTS:
         raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
-    made = [f"{key}{end}" for key, _, _ in _parts() for end in (".json", ".png")]
+    made = [f"{key}{end}" for key, _, _ in _PARTS for end in (".json", ".png")]
     return [f"{name}.md", *(f"{one}.md" for one in EXPERIMENTS), *made]
 
 
@@ -42,7 +40,7 @@ def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[s
     others. Raises InputError for an unknown name or part, and if the page that is there lacks the marks of its list.
     """
     files_of(name)
-    keys = [key for key, _, _ in _parts()]
+    keys = [key for key, _, _ in _PARTS]
     unknown = set(only or ()) - {*keys}
     if unknown:
         raise InputError(f"--only {unknown.pop()}: expected one of {', '.join(keys)}")
@@ -52,11 +50,9 @@ def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[s
     page = target / f"{name}.md"
     before = page.read_text("utf-8") if page.exists() else f"# {name}: published beside simulated\n\n{LIST}\n{END}\n"
     listed(before, "")  # a page without marks is refused before any work is done
-    for key, experiment, _ in _parts():
-        if experiment.draw is not None:
-            check(experiment, target / f"{key}.png")
-    wanted = {key: part.options(inputs) if only is None or key in only else None for key, _, part in _parts()}
-    measured = {key: _data(key, experiment, target, wanted[key]) for key, experiment, _ in _parts()}
+    import_matplotlib()
+    wanted = {key: part.options(inputs) if only is None or key in only else None for key, _, part in _PARTS}
+    measured = {key: _data(key, experiment, target, wanted[key]) for key, experiment, _ in _PARTS}
     found = {key: data for key, data in measured.items() if data is not None}
     lines = [_written(name, experiment, target, found) for experiment in EXPERIMENTS.values()]
     write_text(page, listed(before, "".join(lines)))
@@ -85,18 +81,19 @@ def _data(key: str, experiment: Experiment, folder: Path, options: ExperimentOpt
 
 def _written(name: str, experiment: Experiment, folder: Path, found: Mapping[str, Data]) -> str:
     """Write an experiment's page, if any part of it has data, and return its line in the list of pages."""
-    parts = {f"{experiment.name}{part.suffix}": part for part in experiment.parts}
-    lacking = [f"{key} is not measured{f': it needs {part.needs}' if part.needs else ''}" for key, part in parts.items()
-               if key not in found]  # fmt: skip
-    blocks = [_block(key, experiment, part, found[key], folder) for key, part in parts.items() if key in found]
-    long = [_long(experiment, part, found[key]) for key, part in parts.items() if key in found]
+    title, blocks, long, lacking = experiment.title, [], [], ""
+    for key, part in experiment.parts_by_key.items():
+        if key in found:
+            blocks.append(_block(key, experiment, part, found[key], folder))
+            long.append(_long(experiment, part, found[key]))
+        else:
+            lacking += f"; {key} is not measured{f': it needs {part.needs}' if part.needs else ''}"
     blocks += ["## Long tables\n", *filter(None, long)] if any(long) else []
-    title = experiment.title
     if blocks:
         head = f"# {title}\n\n{experiment.about.strip()}\n\nWhat follows for the claims: [{name}.md]({name}.md).\n"
         write_text(folder / f"{experiment.name}.md", "\n".join([head, *blocks]))
         title = f"[{title}]({experiment.name}.md)"
-    return f"- {title}{''.join(f'; {one}' for one in lacking)}\n"
+    return f"- {title}{lacking}\n"
 
 
 def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Path) -> str:

@@ -53,18 +53,14 @@ def read_from(path: Path | None, experiment: Experiment) -> Iterator[None]:
 def text(experiment: Experiment, data: Data) -> str:
     """The data as a JSON text, an entry of a list a line."""
     whole = {"experiment": experiment.name} | data
-    lines = ",\n".join(f"{_compact(key)}: {_listed(value)}" for key, value in whole.items())
+    compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+    def listed(value: Any) -> str:
+        entries = isinstance(value, list) and value and isinstance(value[0], dict)
+        return "[\n" + ",\n".join(map(compact, value)) + "\n]" if entries else compact(value)
+
+    lines = ",\n".join(f"{compact(key)}: {listed(value)}" for key, value in whole.items())
     return f"{{\n{lines}\n}}\n"
-
-
-def _listed(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
-    return _compact(value)
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def write_data(target: str | None, experiment: Experiment, data: Data) -> None:
