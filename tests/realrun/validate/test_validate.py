@@ -286,7 +286,7 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
     assert "'nobody' is unknown" in capsys.readouterr().err
     assert main(["validate", str(TRACE), "--policies", "lru", *(word.replace("h200", "l40") for word in small)]) == 2
     assert "l40 has no measured look-ups" in capsys.readouterr().err
-    assert main(["validate", str(TRACE), "--policies", "lru", "--device", "cuda", "-o", out]) == 2
+    assert main(["validate", str(TRACE), "--policies", "lru", "--device", "cuda:99", "-o", out]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     measured = [word for word in small if word not in ("--hardware", "h200")]
     wrongs = (
