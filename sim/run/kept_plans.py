@@ -28,6 +28,7 @@ from ground.foreign_code import errors_name
 from sim.plan import Plan
 from sim.policies import Policy, Setting
 from sim.view import View
+from traces.trace import Trace
 
 _PARTS: dict[str, Any] = {
     name: kind for name, hint in get_type_hints(Plan).items() for kind in (hint, *get_args(hint)) if is_dataclass(kind)
@@ -77,13 +78,11 @@ class _Declared:
         return getattr(self._setting, name)
 
 
-def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str | None:
-    """Everything that the plan depends on, as JSON text; None if a profile is not known by its content."""
-    profile = [trace.sha256 for trace in setting.profile]
-    if not all(profile):
-        return None
+def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str:
+    """Everything that the plan depends on, as JSON text."""
     kind = type(policy)
-    depends = {field.name: getattr(setting, field.name) for field in fields(setting)} | {"profile": profile}
+    depends = {field.name: getattr(setting, field.name) for field in fields(setting)}
+    depends["profile"] = [_content_digest(trace) for trace in setting.profile]
     about = {
         "run": dict(run),
         "policy": f"{kind.__module__}:{kind.__qualname__}",
@@ -92,6 +91,16 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str | None
         "setting": {name: value for name, value in depends.items() if name not in policy.ignores},
     }
     return json.dumps(to_jsonable_python(about, fallback=str), sort_keys=True)
+
+
+def _content_digest(trace: Trace) -> str:
+    """Digest of what a policy may read of ``trace``: a part of a file carries the hash of the whole file."""
+    digest = hashlib.sha256(json.dumps(trace.meta, sort_keys=True).encode())
+    for field in fields(trace):
+        if isinstance(array := getattr(trace, field.name), np.ndarray):
+            digest.update(f"{field.name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8) if array.size else b"")
+    return digest.hexdigest()
 
 
 def _source_digest(kind: type[Policy]) -> str:

@@ -19,7 +19,9 @@ from sim.run.scene import scene
 from sim.view import View
 from sim.workload import Schedule, batched, workload
 from tests.sim.run.test_cache import BUNDLED
+from tests.support.strategies import traces
 from tests.support.worlds import CHOICES, POLICIES, World, arbitrary_plan, worlds
+from traces.trace import Trace
 
 SYSTEMS = [name for name in POLICIES if not policy_class(name).clairvoyant]
 
@@ -148,6 +150,25 @@ def test_a_plan_is_made_once_for_all_that_it_depends_on(folder: Path) -> None:
         ask(run=RUN | {name: "another"})
     assert Dear.made == 3 + len(RUN)
     assert len(list(folder.iterdir())) == Dear.made
+
+
+@given(trace=traces(optional=True), data=st.data())
+@settings(max_examples=25)
+def test_a_part_of_a_profile_has_a_plan_of_its_own(
+    trace: Trace, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A part of a file carries the hash of the whole file, so what was learned from one part was used for another."""
+    whole = dataclasses.replace(trace, sha256="ab" * 32)
+    again = dataclasses.replace(whole, experts=whole.experts.copy(), source="elsewhere")
+    order = data.draw(st.permutations(range(whole.n_sequences)))
+    other = dataclasses.replace(whole, token=whole.token + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOE_REPLAY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        Dear.made, Dear.next = 0, Plan()
+        profiles = [whole, again, other, *([whole.take(np.array(order[:-1]))] if len(order) > 1 else [])]
+        for profile in profiles:
+            ask(setting(profile=(profile,)))
+        assert Dear.made == len(profiles) - 1
 
 
 def test_what_a_policy_ignores_is_hidden_from_it() -> None:
