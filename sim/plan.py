@@ -301,6 +301,8 @@ class Plan:
             raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         if self.host is not None and (self.everything_resident or self.ring):
             raise _at_fault("host", "a Host", "None where everything is resident, or in a ring")
+        if self.everything_resident and not self.keep:
+            raise _at_fault("keep", self.keep, "True where everything is resident")
         _number("gpu_bytes", self.gpu_bytes)
         _number("most_bytes", self.most_bytes)
         _number("chunks", self.chunks, most=MOST_CHUNKS)

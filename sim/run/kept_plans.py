@@ -99,7 +99,7 @@ def _content_digest(trace: Trace) -> str:
     for field in fields(trace):
         if isinstance(array := getattr(trace, field.name), np.ndarray):
             digest.update(f"{field.name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).view(np.uint8) if array.size else b"")
+            digest.update(array.tobytes())
     return digest.hexdigest()
 
 

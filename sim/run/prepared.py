@@ -36,7 +36,7 @@ from sim.run.engines import Engine, Execution, execute
 from sim.run.kept_plans import declared, kept_or_made
 from sim.run.observer import Observer
 from sim.run.scene import Scene, code_version, lacking
-from sim.run.terms import RunTerms, TooSmallError, least_slots, settle
+from sim.run.terms import RunTerms, TooSmallError, least_slot_bytes, settle
 from sim.view import View
 from sim.workload import Workload, cached_tokens
 
@@ -146,7 +146,7 @@ def settle_for(
     try:
         return settle(work, plan, budget, discipline, chunks)
     except TooSmallError as wrong:
-        helps = plan.gpu_bytes and kind.table_sizes and budget > least_slots(work, plan)
+        helps = plan.gpu_bytes and kind.table_sizes and budget > least_slot_bytes(work, plan)
         smaller = f", or smaller tables (--set; parameters: {', '.join(kind.table_sizes)})" if helps else ""
         raise TooSmallError(f"policy {kind.name}: {wrong}{smaller}") from None
     except PlanError as wrong:

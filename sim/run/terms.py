@@ -1,6 +1,8 @@
 """What a run is held to, whichever engine executes it: slots, order of the link, pieces of a transfer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import get_args
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from sim.run.host_costs import HostCosts, host_costs
 from sim.workload import Workload
 
 
-class TooSmallError(PlanError):
+class TooSmallError(InputError):
     """The cache cannot hold what a plan needs of it; a larger one could, so the policy is not at fault."""
 
 
@@ -67,12 +69,16 @@ def settle(
 ) -> RunTerms:
     """Settle what plan and run leave open; ``discipline`` and ``chunks`` override the plan's.
 
-    Raises TooSmallError if the budget cannot hold what the plan needs, PlanError if that asks for something impossible.
+    Raises TooSmallError if the budget cannot hold what the plan needs, PlanError if that asks for something impossible,
+    and InputError for an override that is no discipline or number of pieces, or a run that could overflow 64 bits.
     """
+    plan = _overridden(plan, discipline, chunks)
     plan.check(work.n_layers, work.n_experts, work.schedule.n_steps)
-    chunks = next(given for given in (chunks, plan.chunks or None, work.chunks) if given is not None)
-    if not 1 <= chunks <= MOST_CHUNKS:
-        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
+    if plan.everything_resident and plan.per_layer and len(set(work.expert_bytes)) > 1:
+        raise PlanError(
+            "plan: per_layer is True; expected False where everything is resident and layers differ in the size of "
+            "their experts"
+        )
     streamed = work.n_calls * work.n_experts if plan.stream_prefill or plan.ring else 0
     asked = len(plan.requests.call) if plan.requests is not None else 0
     thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
@@ -85,7 +91,16 @@ def settle(
     else:
         _check_room(work, plan, budget)
         left = budget - plan.gpu_bytes
-    return RunTerms(slots_of(work, plan, left), discipline or plan.discipline, chunks, host)
+    return RunTerms(slots_of(work, plan, left), plan.discipline, plan.chunks or work.chunks, host)
+
+
+def _overridden(plan: Plan, discipline: Discipline | None, chunks: int | None) -> Plan:
+    """``plan`` with the link that a run asks for. What is wrong with that is no fault of the policy: InputError."""
+    if discipline is not None and discipline not in get_args(Discipline):
+        raise InputError(f"discipline: {discipline!r}; expected one of {', '.join(get_args(Discipline))}")
+    if chunks is not None and not (isinstance(chunks, Integral) and 1 <= chunks <= MOST_CHUNKS):
+        raise InputError(f"chunks: {chunks} pieces of a transfer; give at least 1, at most {MOST_CHUNKS}")
+    return replace(plan, discipline=discipline or plan.discipline, chunks=chunks or plan.chunks)
 
 
 def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
@@ -101,14 +116,14 @@ def _bytes_of(work: Workload, experts: list[int]) -> int:
     return sum(work.expert_bytes[expert // work.n_experts] for expert in experts)
 
 
-def least_slots(work: Workload, plan: Plan) -> int:
+def least_slot_bytes(work: Workload, plan: Plan) -> int:
     """Bytes of the fewest slots that a run can do with beside reserved ones: one, or one a layer."""
     return max(work.expert_bytes) * (work.n_layers if plan.per_layer else 1)
 
 
 def _check_room(work: Workload, plan: Plan, budget: int) -> None:
     """Raise TooSmallError if tables, experts with reserved slots and the fewest other slots do not fit together."""
-    slots = least_slots(work, plan)
+    slots = least_slot_bytes(work, plan)
     reserved = _bytes_of(work, plan.host.reserved.tolist()) if plan.host is not None else 0
     needed = int(plan.gpu_bytes) + reserved + slots
     if budget >= needed or needed == slots:  # of slots alone it is said where they are split

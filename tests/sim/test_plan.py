@@ -49,6 +49,7 @@ WRONG: list[tuple[Plan, str]] = [
     (Plan(eviction=["lru"]), "eviction is ['lru']; expected the name of a rule, or a class"),  # type: ignore[arg-type]
     (Plan(eviction="score"), "values is None; expected Values"),
     (Plan(keep=None), "keep is None; expected True or False"),  # type: ignore[arg-type]
+    (Plan(everything_resident=True, keep=False), "keep is False; expected True where everything is resident"),
     (Plan(requests=[]), "requests is 'list'; expected Requests or None"),  # type: ignore[arg-type]
     (Plan(values=3), "values is 'int'; expected Values or None"),  # type: ignore[arg-type]
     (Plan(prediction=None), "prediction is 'NoneType'; expected a Prediction"),  # type: ignore[arg-type]

@@ -1,17 +1,20 @@
 """What a run is held to: a cache that is too small is told how large it must be, and that is neither more nor less."""
 
+import dataclasses
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.plan import Host, Plan
+from ground.errors import InputError
+from sim.plan import MOST_CHUNKS, Host, Plan, PlanError
 from sim.policies import Policy
 from sim.run.cache_size import parse_capacity
 from sim.run.prepared import settle_for
+from sim.run.simpy_engine import Run
 from sim.run.terms import TooSmallError, settle
 from sim.view import View
 from tests.support.worlds import handmade
@@ -73,3 +76,35 @@ def test_smaller_tables_are_advised_only_where_they_help(plan: Plan, budget: int
     with pytest.raises(TooSmallError) as refused:
         settle_for(Tables, WORK, plan, budget)
     assert str(refused.value).endswith("or more")
+
+
+@given(
+    st.sampled_from([None, "fifo", "preemptive", "lifo", "", 3]),
+    st.one_of(st.none(), st.integers(-2, MOST_CHUNKS + 2), st.floats(), st.just("3")),
+)
+def test_overrides_are_checked_as_what_a_plan_says_is(discipline: Any, chunks: Any) -> None:
+    """A discipline that does not exist, and two and a half pieces of a transfer, were run as something else."""
+    right = discipline in (None, "fifo", "preemptive")
+    right &= chunks is None or (isinstance(chunks, int) and 1 <= chunks <= MOST_CHUNKS)
+    plan = Plan(discipline="demand-first", chunks=5)
+    if right:
+        terms = settle(WORK, plan, 10 * SIZE, discipline, chunks)
+        assert (terms.discipline, terms.chunks) == (discipline or "demand-first", chunks or 5)
+        return
+    with pytest.raises(InputError, match=r"^(discipline: .*; expected one of fifo|chunks: .* pieces of a)") as refused:
+        settle(WORK, plan, 10 * SIZE, discipline, chunks)
+    assert not isinstance(refused.value, PlanError), "the policy is not at fault"
+
+
+@pytest.mark.parametrize("sizes", [(SIZE,) * LAYERS, (SIZE, SIZE, 2 * SIZE)])
+def test_everything_resident_in_even_pools_needs_experts_of_one_size(sizes: tuple[int, ...]) -> None:
+    work, plan = dataclasses.replace(WORK, expert_bytes=sizes), Plan(everything_resident=True, per_layer=True)
+    if len(set(sizes)) == 1:
+        assert Run(work, plan, SIZE).log().counters.demand_bytes == [0, 0]
+        return
+    with pytest.raises(PlanError, match=r"^plan: per_layer is True; expected False where everything is resident"):
+        settle(work, plan, SIZE)
+
+
+def test_a_cache_that_is_too_small_is_no_fault_of_the_plan() -> None:
+    assert not issubclass(TooSmallError, PlanError)
