@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
@@ -28,6 +28,7 @@ from sim.report.metrics import Report
 from sim.run.cold import replay_cold
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
+from sim.run.observer import Observer
 from sim.run.prepared import replay
 from sim.run.scene import Scene, SceneOptions, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
@@ -73,10 +74,20 @@ class ReplayOptions(SceneOptions):
         keep_apart(options.files, outputs)
         return options
 
-    def replay(self, here: Scene, policy: str, values: dict[str, object], **watching: Any) -> Report:
-        """Run one policy. Raises InputError."""
-        run = replay_cold if self.cold else replay
-        return run(here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine, **watching)
+    def replay(
+        self, here: Scene, policy: str, values: dict[str, object], progress: Callable[[int], None],
+        observer: Observer | None = None,
+    ) -> Report:  # fmt: skip
+        """Run one policy; there is no ``observer`` of cold runs. Raises InputError."""
+        if self.cold:
+            return replay_cold(
+                here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
+                progress=progress,
+            )  # fmt: skip
+        return replay(
+            here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
+            observer=observer, progress=progress,
+        )  # fmt: skip
 
 
 @app.command(name="replay")
@@ -117,8 +128,7 @@ def replay_command(
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with written(json) as write, watch as observer, _progress(here) as advance:
         values = values_of([*settings, *(set_ or [])], "--set")
-        watching = {"observer": observer} if observer else {}
-        result = options.replay(here, policy, values, progress=advance(policy), **watching)
+        result = options.replay(here, policy, values, advance(policy), observer)
         write(result.to_json())
     if timeline is not None:
         say(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev")
@@ -165,7 +175,7 @@ def compare(
     with written(json) as write, _progress(here) as advance:
         for entry, values in zip(map(",".join, wanted), given, strict=True):
             try:
-                results.append(options.replay(here, entry.split(",")[0], values, progress=advance(entry)))
+                results.append(options.replay(here, entry.split(",")[0], values, advance(entry)))
             except TooSmallError:
                 if policy is not None or here.budget < max(here.model.expert_bytes):
                     raise
@@ -303,7 +313,7 @@ def _announce(here: Scene, engine: Engine) -> None:
 
 
 @contextmanager
-def _progress(here: Scene) -> Iterator[Callable[[str], Any]]:
+def _progress(here: Scene) -> Iterator[Callable[[str], Callable[[int], None]]]:
     """Progress bars on standard error, a policy after the other; nothing where that is not a terminal."""
     bar = Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
@@ -311,7 +321,7 @@ def _progress(here: Scene) -> Iterator[Callable[[str], Any]]:
         disable=not sys.stderr.isatty(),
     )  # fmt: skip
 
-    def advance(name: str) -> Any:
+    def advance(name: str) -> Callable[[int], None]:
         task = bar.add_task(name, total=here.work.schedule.n_steps)
         return lambda done: bar.update(task, completed=done)
 

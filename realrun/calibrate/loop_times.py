@@ -16,7 +16,6 @@ that were measured in it, is the loop: the host sees the router's answer, looks 
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -193,10 +192,10 @@ def _awaited_extra_us(outcome: Outcome, work: Workload) -> float:
     return max(0.0, float(np.median((outcome.experts_ns[calls] - charged) / count)) / 1e3)
 
 
-def executed(here: Scene, plan: Plan, rig: Rig, **options: Any) -> Outcome:
-    """What a plan of no policy's takes on the device; ``options`` are those of ``RealRun``."""
+def executed(here: Scene, plan: Plan, rig: Rig, *, keep_outputs: bool = False) -> Outcome:
+    """What a plan of no policy's takes on the device; ``keep_outputs`` as in ``RealRun``."""
     terms = device_terms(settle(here.work, plan, here.budget), here.work)
-    return execute(here, plan, terms, rig, **options)
+    return execute(here, plan, terms, rig, keep_outputs=keep_outputs)
 
 
 def _handover_us(outcome: Outcome, here: Scene, awaited_extra_us: float) -> float:

@@ -7,13 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from realrun.device.copy_link import chunks_of
 from realrun.device.faults import RunError, SlotFault
-from realrun.device.slots import Room
 from realrun.engine.predicting import Predictions
 from realrun.engine.replay_loop import Outcome, RealRun
 from realrun.engine.rig import Rig
@@ -73,14 +71,17 @@ def _kernels_ms(outcome: Outcome, work: Workload) -> dict[str, float]:
     return {name: float(ns.sum()) / 1e6 for name, ns in parts.items()}
 
 
-def execute(scene: Scene, plan: Plan, terms: RunTerms, rig: Rig, **options: Any) -> Outcome:
-    """As ``run``, but everything that was measured instead of a report; ``options`` are those of ``RealRun``."""
+def execute(
+    scene: Scene, plan: Plan, terms: RunTerms, rig: Rig, *, check: bool = False, keep_outputs: bool = False,
+    stop: Callable[[], bool] = lambda: False, progress: Callable[[int], None] = lambda steps: None,
+) -> Outcome:  # fmt: skip
+    """As ``run``, but everything that was measured instead of a report; ``keep_outputs``: each step's logits too."""
     layers = rig.layers_for(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
-    rig.room = rig.room or Room(rig.device)
-    slots = rig.store.refuse_slots(terms.slots, "give a smaller --cache, --shared N or --scale N", rig.slot_bytes)
-    rig.slot_bytes = max(rig.slot_bytes, slots)
-    one = RealRun(rig, layers, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room, **options)
+    one = RealRun(
+        rig, layers, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room_for(terms.slots),
+        check=check, keep_outputs=keep_outputs, stop=stop, progress=progress,
+    )  # fmt: skip
     return one.execute()
 
 

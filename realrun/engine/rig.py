@@ -16,6 +16,7 @@ from realrun.engine.experts import expert_size
 from realrun.engine.layers import Layers
 from sim.log import PREFILL
 from sim.run.scene import Scene
+from sim.run.terms import Slots
 from sim.workload import cached_tokens
 from traces.models.spec import ModelSpec
 
@@ -29,19 +30,33 @@ class Rig:
     model: ModelSpec
     seed: int = 0
     layers: Layers | None = None
-    room: Room | None = None
-    slot_bytes: int = 0
+    _room: Room | None = None
+    _slot_bytes: int = 0
     """What the room has been made for."""
 
     def layers_for(self, scene: Scene) -> Layers:
-        """The model's resident part for a run of ``scene``; it is made anew if its contexts are longer."""
+        """The model's resident part for a run of ``scene``; longer contexts have it made anew, for the longest yet."""
         schedule = scene.work.schedule
         context = int(cached_tokens(scene.trace, schedule).max(initial=1))
         prompt = int(np.diff(schedule.offsets)[schedule.phase == PREFILL].max(initial=1))
-        if self.layers is None or self.layers.context < context or self.layers.prompt < prompt:
-            self.layers = None
-            self.layers = Layers(self.device, self.model, context, prompt, self.seed)
+        if self.layers is not None:
+            context, prompt = max(context, self.layers.context), max(prompt, self.layers.prompt)
+            if (context, prompt) == (self.layers.context, self.layers.prompt):
+                return self.layers
+            self.layers = None  # its memory is needed
+        self.layers = Layers(self.device, self.model, context, prompt, self.seed)
         return self.layers
+
+    def room_for(self, slots: Slots) -> Room:
+        """The room for a run's slots, which the runs share. Raises InputError where these cannot be had."""
+        remedy = "give a smaller --cache, --shared N or --scale N"
+        self._slot_bytes = max(self._slot_bytes, self.store.refuse_slots(slots, remedy, self._slot_bytes))
+        self._room = self._room or Room(self.device)
+        return self._room
+
+    def empty(self) -> None:
+        """Let go of all memory of the device."""
+        self.layers, self._room, self._slot_bytes = None, None, 0
 
 
 @contextmanager
@@ -74,5 +89,5 @@ def open_rig(
             yield rig
         finally:
             opened.synchronize()
-            rig.layers, rig.room = None, None
+            rig.empty()
             store.close()

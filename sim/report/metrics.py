@@ -4,7 +4,7 @@ Counters at the top of a report are those of decode; ``prefill`` holds the same 
 counted in the phase that issued it. Times in a report are in milliseconds, sizes in bytes.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,8 +91,8 @@ class Report:
     total: Counts
     clock: str
     provenance: dict[str, Any]
-    settings: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any]
+    notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with decode's counters at the top; strict JSON, None for what is undefined."""
@@ -115,10 +115,13 @@ class Report:
         return frame.astype(dict.fromkeys(ratios, float))
 
 
-def report(work: Workload, log: Log, bound: Bounds | None, **about: Any) -> Report:
+def report(
+    work: Workload, log: Log, bound: Bounds | None, *, policy: str, parameters: dict[str, Any],
+    gpu_bytes: dict[str, int], clock: str, provenance: dict[str, Any], settings: dict[str, Any], notes: list[str],
+) -> Report:  # fmt: skip
     """Reduce a log to its report; ``bound`` is None where experts run on the host: they need neither GPU nor link.
 
-    ``about`` has what a log does not tell: policy, parameters, gpu_bytes, clock, provenance, settings and notes.
+    The keywords are what a log does not tell; see `Report`.
     """
     begin = np.concatenate([[0], log.finish[:-1]])
     decode = work.schedule.phase == DECODE
@@ -141,8 +144,9 @@ def report(work: Workload, log: Log, bound: Bounds | None, **about: Any) -> Repo
         per_layer=_per_layer(work, log),
         prefill=_counts(work, log, begin, [PREFILL]),
         total=_counts(work, log, begin, [PREFILL, DECODE]),
-        **about,
-    )
+        policy=policy, parameters=parameters, gpu_bytes=gpu_bytes, clock=clock, provenance=provenance,
+        settings=settings, notes=notes,
+    )  # fmt: skip
 
 
 def ratio(a: float, b: float) -> float | None:

@@ -13,6 +13,7 @@ import numpy as np
 from ground.errors import InputError
 from sim.bounds import Bounds
 from sim.log import DECODE, Counters, Log
+from sim.plan import Discipline
 from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.prepared import PreparedRun, prepare, report
@@ -23,10 +24,10 @@ NOTE = "each sequence begins with an empty cache (--cold)"
 
 
 def replay_cold(
-    scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, engine: Engine = "auto",
-    progress: Callable[[int], None] = lambda steps: None, **link: Any,
+    scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, discipline: Discipline | None = None,
+    chunks: int | None = None, engine: Engine = "auto", progress: Callable[[int], None] = lambda steps: None,
 ) -> Report:  # fmt: skip
-    """As ``sim.run.prepared.replay``, the cache being empty where a sequence begins; ``link`` is for ``prepare``.
+    """As ``sim.run.prepared.replay``, the cache being empty where a sequence begins.
 
     Raises InputError, also for sequences that decode together: they share a cache.
     """
@@ -36,7 +37,7 @@ def replay_cold(
     done = []
     before = 0
     for one in _sequences(scene):
-        runs.append(prepare(one, policy, values, **link))
+        runs.append(prepare(one, policy, values, discipline=discipline, chunks=chunks))
 
         def told(count: int, before: int = before) -> None:
             progress(before + count)

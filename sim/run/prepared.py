@@ -61,9 +61,12 @@ class PreparedRun:
     plan: Plan
     terms: RunTerms
 
-    def simulate(self, **options: Any) -> Report:
-        """Execute it in simulated time and report; the ``options`` are those of ``execute``. Raises InputError."""
-        return self.simulated(self.execute(**options))
+    def simulate(
+        self, *, engine: Engine = "auto", observer: Observer | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Report:  # fmt: skip
+        """``execute`` it and report. Raises InputError."""
+        return self.simulated(self.execute(engine=engine, observer=observer, progress=progress))
 
     def execute(
         self, *, engine: Engine = "auto", observer: Observer | None = None,
@@ -132,10 +135,12 @@ def prepare(
 
 def replay(
     scene: Scene, policy: str, values: Mapping[str, object] | None = None, *, discipline: Discipline | None = None,
-    chunks: int | None = None, **options: Any,
+    chunks: int | None = None, engine: Engine = "auto", observer: Observer | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Report:  # fmt: skip
-    """``prepare`` a run, and ``PreparedRun.simulate`` it with ``options``. Raises InputError."""
-    return prepare(scene, policy, values, discipline=discipline, chunks=chunks).simulate(**options)
+    """``prepare`` a run, and ``PreparedRun.simulate`` it. Raises InputError."""
+    run = prepare(scene, policy, values, discipline=discipline, chunks=chunks)
+    return run.simulate(engine=engine, observer=observer, progress=progress)
 
 
 def settle_for(

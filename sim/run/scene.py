@@ -1,11 +1,12 @@
 """What is replayed: a trace, its model and a machine, from names and files. ``sim.run.prepared`` adds a policy."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -61,6 +62,20 @@ def bundled_traces() -> list[Path]:
     return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".npz"))
 
 
+_KINDS: dict[str, tuple[type | UnionType, str]] = {
+    "traces": (tuple, "a tuple of paths"),
+    "model": (str | Path | None, "a name or a config.json"),
+    "hardware": (str | Path, "a name or a .toml"),
+    "software": (str | Path, "a name or a .toml"),
+    "cache": (str, "a text: '64' (slots), '25%', '4000MiB' or '16GiB'"),
+    "profile": (tuple | None, "a tuple of paths"),
+    "split": (str, "profile, eval or all"),
+    "batch": (int, "a whole number"),
+    "seed": (int, "a whole number"),
+}
+"""Of each field of `SceneOptions`: what its value may be, and how a person is told so."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SceneOptions:
@@ -85,19 +100,43 @@ class SceneOptions:
     batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
     seed: Annotated[WholeNumber, Help("for policies that draw at random")] = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what Python may pass and no command line does: a value of another type. Raises InputError."""
+        for name, (kinds, wanted) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise InputError(f"{name}: {value!r:.80}; expected {wanted}")
+        for name in ("traces", "profile"):
+            for path in getattr(self, name) or ():
+                if not isinstance(path, str | Path):
+                    raise InputError(f"{name}: {path!r:.80}; expected a path")
+
     @property
     def files(self) -> list[str | Path | None]:
         """All that is read for it, and so no place for an output."""
         return [*self.traces, *(self.profile or bundled_traces()), self.model, self.hardware, self.software]
 
 
-def scene(traces: str | Path | Sequence[str | Path], *, learns: bool = True, **options: Any) -> Scene:
+def scene(
+    traces: str | Path | Sequence[str | Path], *, learns: bool = True, model: str | None = None,
+    hardware: str = DEFAULT_HARDWARE, software: str = DEFAULT_SOFTWARE, cache: str = DEFAULT_CACHE,
+    profile: str | Path | Sequence[str | Path] | None = None, split: str = "eval", batch: int = 1, seed: int = 0,
+) -> Scene:  # fmt: skip
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
 
-    ``options`` are the other fields of `SceneOptions`. Raises InputError as ``scene_of`` does.
+    The keywords are the fields of `SceneOptions`; for ``learns`` see ``scene_of``. Raises InputError as that does.
     """
-    named = (traces,) if isinstance(traces, str | Path) else tuple(traces)
-    return scene_of(SceneOptions(named, **options), learns=learns)
+    options = SceneOptions(
+        _paths(traces), model=model, hardware=hardware, software=software, cache=cache,
+        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed,
+    )  # fmt: skip
+    return scene_of(options, learns=learns)
+
+
+def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    """One path or several, as texts; whatever is neither stays and is refused with the other values."""
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    return tuple(str(path) if isinstance(path, Path) else path for path in several)
 
 
 def scene_of(options: SceneOptions, *, learns: bool = True) -> Scene:

@@ -23,10 +23,12 @@ from realrun.device.host_device import HostDevice
 from realrun.device.host_store import HostStore, checksum, host_bytes
 from realrun.device.open_device import open_device
 from realrun.device.slots import DeviceCache, Room
+from realrun.engine.layers import Layers
 from realrun.engine.replay import run
 from realrun.engine.rig import open_rig
-from realrun.engine.small_scene import scaled
+from realrun.engine.small_scene import scaled, with_model
 from sim.run.prepared import PreparedRun
+from sim.run.scene import scene
 from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import Slots
 from tests.support.strategies import make_trace
@@ -253,6 +255,30 @@ def test_slots_that_are_there_are_not_asked_for_again(monkeypatch: pytest.Monkey
         ):
             store.refuse_slots(Slots((4 * 1024,), (0,)), "less", held=2 * 1024)
         store.close()
+
+
+def test_layers_that_are_made_anew_still_serve_the_longer_of_both_runs(trace: Path) -> None:
+    """Layers for a longer context were too small for the longer prompt of a run before."""
+    model = scaled(model_spec("mixtral-8x7b"), 64)
+    many = with_model(scene(trace, split="all", learns=False), model, "25%")
+    with open_rig(model, "cpu", shared=8) as rig:
+        whole = rig.layers_for(many)
+        prompt, context = whole.prompt, whole.context
+        assert rig.layers_for(many) is whole
+        rig.layers = Layers(rig.device, model, context - 1, prompt + 5)
+        longer = rig.layers_for(many)
+        assert (longer.context, longer.prompt) == (context, prompt + 5)
+        assert rig.layers_for(many) is longer
+
+
+def test_a_rig_asks_for_the_memory_of_its_slots_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = scaled(model_spec("mixtral-8x7b"), 64)
+    with open_rig(model, "cpu", shared=8) as rig:
+        room = rig.room_for(Slots((4 * rig.store.size,), (0,)))
+        monkeypatch.setattr(HostDevice, "free_bytes", lambda self: 1)
+        assert rig.room_for(Slots((3 * rig.store.size,), (0,))) is room
+        with pytest.raises(InputError, match="give a smaller --cache"):
+            rig.room_for(Slots((5 * rig.store.size,), (0,)))
 
 
 def test_the_same_slots_serve_one_run_after_another() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import sim.run.prepared
 import sim.run.terms
+from ground.errors import InputError
 from sim.bounds import bounds
 from sim.plan import Host
 from sim.run.prepared import prepare, replay
@@ -46,6 +48,28 @@ def test_policies_learn_from_the_profile_split_alone(split_trace: Path, split: s
     counts = values.table.reshape(-1, 2, 8)
     assert counts[:, :, :4].sum() == 2 * 14 * 2, "every decode token of the profile, two experts at each of two layers"
     assert counts[:, :, 4:].sum() == 0, "nothing of the evaluation split"
+
+
+WRONG = {
+    "model": st.integers(), "hardware": st.none(), "software": st.booleans(), "cache": st.integers() | st.none(),
+    "profile": st.integers() | st.lists(st.none(), min_size=1), "split": st.none() | st.booleans(),
+    "batch": st.floats() | st.text() | st.booleans(), "seed": st.floats() | st.none() | st.text(),
+}  # fmt: skip
+
+
+@given(named=st.sampled_from(sorted(WRONG)).flatmap(lambda name: st.tuples(st.just(name), WRONG[name])))
+def test_a_value_of_another_type_is_refused_in_one_line_that_names_it(named: tuple[str, object]) -> None:
+    name, value = named
+    with pytest.raises(InputError) as refused:
+        scene("no such file.npz", **{name: value})  # type: ignore[arg-type]
+    assert str(refused.value).startswith(f"{name}: ") and "; expected " in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("traces", [5, [None], None])
+def test_what_is_no_path_of_a_trace_is_refused(traces: Any) -> None:
+    with pytest.raises(InputError, match=r"^traces: .*; expected a path"):
+        scene(traces)
 
 
 def test_a_prefill_is_charged_for_its_own_tokens(split_trace: Path) -> None:
