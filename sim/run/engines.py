@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ground.errors import InputError
 from sim.compiled.availability import SHORT, cannot_keep_code
@@ -40,8 +40,10 @@ def execute(
     """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
 
     ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.
-    Raises InputError as both engines do, and if ``engine`` is compiled and that cannot be.
+    Raises InputError as both engines do, if ``engine`` is none of these, and if it is compiled and that cannot be.
     """
+    if engine not in get_args(Engine):
+        raise InputError(f"engine: {engine!r}; expected one of {', '.join(get_args(Engine))}")
     # What is wrong with a plan comes before who could run it.
     terms = budget if isinstance(budget, RunTerms) else settle(work, plan, budget, discipline, chunks)
     watched = observer is not None

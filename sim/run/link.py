@@ -14,7 +14,7 @@ from sim.log import Counters
 from sim.plan import Discipline
 from sim.run.clock import LANDING, Clock
 from sim.run.link_queue import LinkQueue, Transfer
-from sim.run.observer import Observer
+from sim.run.observer import Copy, Observer
 from sim.run.slots import ExpertCache
 
 
@@ -34,6 +34,7 @@ class Link(LinkQueue):
         self,
         env: Clock,
         cache: ExpertCache,
+        *,
         copy_ns: Callable[[int], int],
         latency_ns: int,
         chunks: int,
@@ -134,5 +135,5 @@ class Link(LinkQueue):
         if now > transfer.begin:
             self._busy_until = now
             if self.observer:
-                kind = "demand" if not transfer.prefetch else "joined" if transfer.needed else "prefetch"
+                kind: Copy = "demand" if not transfer.prefetch else "joined" if transfer.needed else "prefetch"
                 self.observer.transfer(transfer.begin, now, transfer.expert, kind, moved == body)

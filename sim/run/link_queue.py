@@ -19,7 +19,7 @@ from typing import Any
 
 from sim.log import Counters
 from sim.plan import Discipline
-from sim.run.observer import Observer
+from sim.run.observer import Observer, Outcome
 from sim.run.slots import ExpertCache
 
 
@@ -160,6 +160,7 @@ class LinkQueue(ABC):
         """``request`` one (expert, call, priority) after the other; what is for a call that has passed is left out."""
         cache, transfers, passed, queued = self.cache, self.transfers, self.passed, self.discipline != "fifo"
         state, observer = cache.state, self.observer
+        outcome: Outcome
         for expert, call, priority in requests:
             if call <= passed:
                 continue

@@ -1,25 +1,32 @@
 """What may watch a simulated run: a timeline, a test."""
 
-from typing import Protocol
+from typing import Literal, Protocol
+
+Copy = Literal["demand", "prefetch", "joined"]
+"""What a transfer is for; a prefetch that a call waits for by now is joined."""
+Work = Literal["attention", "experts", "predict", "prompt", "head"]
+Stall = Literal["demand", "late", "host"]
+Outcome = Literal["issued", "queued", "resident"]
+"""What a request came to; one for an expert that is under way already is queued."""
 
 
 class Observer(Protocol):
     """Told of everything that happens in a run; times in nanoseconds."""
 
-    def transfer(self, begin: int, end: int, expert: int, kind: str, whole: bool) -> None:
-        """One stretch of link time: ``kind`` demand, prefetch or joined; ``whole`` if the expert is there after it."""
+    def transfer(self, begin: int, end: int, expert: int, kind: Copy, whole: bool) -> None:
+        """One stretch of link time; ``whole`` if the expert is there after it."""
 
     def evicted(self, now: int, victims: list[int], by: int) -> None:
         """``victims`` left their slots for expert ``by``."""
 
-    def compute(self, begin: int, end: int, what: str, call: int) -> None:
-        """GPU time: ``what`` is attention, experts, predict, prompt or head."""
+    def compute(self, begin: int, end: int, what: Work, call: int) -> None:
+        """GPU time."""
 
-    def stall(self, begin: int, end: int, expert: int, call: int, kind: str) -> None:
-        """The GPU waited for ``expert``: ``kind`` demand or late."""
+    def stall(self, begin: int, end: int, expert: int, call: int, kind: Stall) -> None:
+        """The GPU waited for a copy of ``expert`` (demand, late), or for the host, which ran it last."""
 
-    def requested(self, now: int, expert: int, call: int, outcome: str) -> None:
-        """A prefetch was asked for: ``outcome`` issued, queued (already under way) or resident."""
+    def requested(self, now: int, expert: int, call: int, outcome: Outcome) -> None:
+        """A prefetch was asked for."""
 
     def step(self, begin: int, end: int, step: int, prefill: bool) -> None:
         """A step is over."""

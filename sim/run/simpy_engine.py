@@ -4,11 +4,10 @@ Two processes run side by side: the GPU, which computes one layer call after ano
 which copies experts. A call goes like this. Attention and router run; the route is now known and all experts of the
 call are looked up at once (``sim.run.call`` has the rules); those that are neither resident nor under way are demanded,
 or run on the host where the plan has it so and it is cheaper; the policy's requests of this moment are made; resident
-experts run, then those under way, then those demanded, each as soon as it is there. Experts of the call are pinned from
-its look-up to the end of its last kernel. A call that needs more experts than its slots hold runs in waves, residents
-first.
+experts run, then those under way, then those demanded, each as soon as it is there. A call that needs more experts than
+its slots hold runs in waves, residents first.
 
-A run is a pure function of workload, plan and capacity.
+A run is a pure function of workload, plan and terms (``sim.run.terms``).
 """
 
 from collections.abc import Callable, Generator
@@ -18,17 +17,18 @@ import numpy as np
 from simpy import Event
 
 from sim.eviction import foresees
-from sim.log import PREFILL, Counters, Log
+from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
 from sim.run.call import LayerCalls
 from sim.run.clock import ASIDE, Clock
 from sim.run.faults import SimulationError
 from sim.run.link import Link
 from sim.run.link_queue import Transfer
-from sim.run.observer import Observer
+from sim.run.observer import Observer, Stall, Work
 from sim.run.slots import RESIDENT, ExpertCache
 from sim.run.terms import RunTerms, settle
 from sim.workload import Workload
+from traces.schema import PREFILL
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Run:
         budget: bytes of GPU memory for experts and for the policy's own tables, or terms that are settled already.
         discipline, chunks: override the plan's link settings where terms are not settled yet.
         observer: told of everything that happens.
-        progress: called with the number of steps done, now and then.
+        progress: called with the number of steps done, now and then and at the end.
 
     Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
     """
@@ -70,13 +70,13 @@ class Run:
         self.link = Link(
             self.env,
             self.cache,
-            copy_ns.__getitem__,
-            work.latency_ns,
-            terms.chunks,
-            terms.discipline,
-            self.counters,
-            self.observer,
-            work.chained,
+            copy_ns=copy_ns.__getitem__,
+            latency_ns=work.latency_ns,
+            chunks=terms.chunks,
+            discipline=terms.discipline,
+            counters=self.counters,
+            observer=self.observer,
+            chained=work.chained,
         )
         self._host = terms.host
         self.calls = LayerCalls(plan, self.link, work.n_layers, work.n_experts, work, terms.host)
@@ -109,14 +109,14 @@ class Run:
             raise
         self.link.close()
         return Log(
-            np.array(self.finish, np.int64),
-            np.frombuffer(bytes(self.found), np.uint8),
-            np.array(self.stall_demand, np.int64),
-            np.array(self.stall_late, np.int64),
-            np.array(self.predict, np.int64),
-            self.counters,
-            np.array(self.stall_host if self._host is not None else [], np.int64),
-            np.array(self.waited if self.work.awaited_ns is not None else [], np.int64),
+            finish=np.array(self.finish, np.int64),
+            found=np.frombuffer(bytes(self.found), np.uint8),
+            stall_demand=np.array(self.stall_demand, np.int64),
+            stall_late=np.array(self.stall_late, np.int64),
+            predict=np.array(self.predict, np.int64),
+            counters=self.counters,
+            stall_host=np.array(self.stall_host if self._host is not None else [], np.int64),
+            waited=np.array(self.waited if self.work.awaited_ns is not None else [], np.int64),
         )
 
     # -- the GPU -------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ class Run:
             self.finish[step] = env.now + self._owed
             if observer:
                 observer.step(began, env.now, step, phase == PREFILL)
-            if self.progress and not step % 64:
-                self.progress(step)
+            if self.progress and (not step % 64 or step + 1 == len(phases)):
+                self.progress(step + 1)
 
     def _alone(self) -> bool:
         """Nothing but the GPU can act: its time may be owed instead of becoming an event."""
@@ -249,9 +249,10 @@ class Run:
                     observer.compute(begin, env.now, "experts", call)
                 busy = 0
             if state[expert] != RESIDENT:
-                late = expert in self.calls.late
-                kind, stalls = ("late", self.stall_late) if late else ("demand", self.stall_demand)
-                yield from self._wait(call, transfer, kind, stalls)
+                if expert in self.calls.late:
+                    yield from self._wait(call, transfer, "late", self.stall_late)
+                else:
+                    yield from self._wait(call, transfer, "demand", self.stall_demand)
             cache.use(expert)
             busy += self._if_awaited_ns[self._lookup_of[expert]]
         if busy:
@@ -262,7 +263,7 @@ class Run:
         self.calls.let_go(wave)
         self.link.kick()
 
-    def _wait(self, call: int, transfer: Transfer, kind: str, stalls: list[int]) -> Generator[Event, None, None]:
+    def _wait(self, call: int, transfer: Transfer, kind: Stall, stalls: list[int]) -> Generator[Event, None, None]:
         """Stand still until ``transfer`` has landed."""
         begin = self.env.now
         transfer.event = self.env.event()
@@ -301,7 +302,7 @@ class Run:
             return
         self.link.request_all(requests)
 
-    def _predicting(self, step: int, cost: int, call: int, what: str) -> Generator[Event, None, None]:
+    def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now
         yield self.env.timeout(cost)
         self.predict[step] += cost

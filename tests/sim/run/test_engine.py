@@ -4,16 +4,34 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
+from ground.errors import InputError
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REUSE_HIT, Log
 from sim.plan import Plan
+from sim.run.engines import execute
+from sim.run.observer import Copy, Outcome, Stall, Work
 from sim.run.slots import ABSENT, LOADING
 from sim.workload import Workload, batched, workload
-from tests.support.worlds import PLANS_TAKE_LONG, Event, Witness, World, digest, plan_of, planned, run_of, worlds
+from tests.support.worlds import (
+    MS,
+    PLANS_TAKE_LONG,
+    Event,
+    Witness,
+    World,
+    digest,
+    handmade,
+    plan_of,
+    planned,
+    run_of,
+    worlds,
+)
+from traces.schema import DECODE, PREFILL
 
 BOTH = (PREFILL, DECODE)
 
@@ -35,6 +53,36 @@ def in_every_run(check: Callable[[Watched], None]) -> Callable[[Watched], None]:
     """Have ``check`` hold of every run that is watched: watching one costs more than all that is checked of it."""
     CHECKS.append(check)
     return check
+
+
+@in_every_run
+def the_observer_is_told_words_that_its_protocol_has(run: Watched) -> None:
+    for kind, place, words in (
+        ("transfer", 1, Copy),
+        ("compute", 0, Work),
+        ("stall", 2, Stall),
+        ("requested", 2, Outcome),
+    ):
+        assert {event.detail[place] for event in run.witness.of(kind)} <= set(get_args(words))
+
+
+@given(steps=st.integers(1, 300), engine=st.sampled_from(["simpy", "compiled"]))
+@settings(max_examples=20, deadline=None)
+def test_progress_counts_steps_that_are_done_and_ends_with_all(steps: int, engine: Any) -> None:
+    """The first step was told as none, and the end of a run not at all."""
+    work, told = handmade([[[0]]] * steps, 1), []
+    done = execute(work, Plan(), MS, engine=engine, progress=lambda count: told.append(count))
+    assert done.engine == engine
+    assert told == sorted(set(told)) and told[0] >= 1 and told[-1] == steps
+    if engine == "simpy":
+        assert max(np.diff(told, prepend=0)) <= 64
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    """Any other name meant SimPy."""
+    engine: Any = "Compiled"
+    with pytest.raises(InputError, match=r"^engine: 'Compiled'; expected one of auto, simpy, compiled$"):
+        execute(handmade([[[0]]], 1), Plan(), MS, engine=engine)
 
 
 # -- conservation ------------------------------------------------------------------------------------------------

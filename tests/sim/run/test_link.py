@@ -1,13 +1,14 @@
 """The link by hand: who is served first, what gives way and when, what is dropped."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
+from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
 from sim.plan import Discipline, Plan, Prediction
 from sim.run.clock import Clock
 from sim.run.link import Link
@@ -15,6 +16,7 @@ from sim.run.simpy_engine import Run
 from sim.run.slots import ABSENT, ExpertCache
 from tests.support.scenes import Scene, asked
 from tests.support.worlds import MS, Witness, World, arbitrary_plan, handmade, undemanding, worlds
+from traces.schema import DECODE
 
 # -- joining -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,11 @@ def bare_link(discipline: Discipline, slots: int = 4, chunks: int = 1) -> tuple[
 
         def requested(self, now: int, expert: int, call: int, outcome: str) -> None: ...
 
-    link = Link(env, cache, lambda _: 10, 0, chunks, discipline, Counters(), Landings())  # type: ignore[arg-type]
+    observer: Any = Landings()
+    link = Link(
+        env, cache, copy_ns=lambda _: 10, latency_ns=0, chunks=chunks, discipline=discipline, counters=Counters(),
+        observer=observer,
+    )  # fmt: skip
     return link, landed
 
 
