@@ -42,7 +42,7 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """A device with a stream that computes and one that copies."""
+    """A device with three streams: one computes, one copies, one predicts beside the step."""
 
     torch_device: "torch.device"
     memory: str

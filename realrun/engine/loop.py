@@ -1,10 +1,9 @@
 """What every loop over layer calls does on a device, whatever drives it.
 
 The rules of a call, counters and the order of service are the simulator's own (``sim.run.call``, ``sim.run.slots``,
-``sim.run.link_queue``); only time is the device's. Slots of a call are pinned from its look-up until the event after
-its last kernel has been seen. Nothing blocks: while the host waits for anything it looks after the link again and
-again (`Loop._look_after_link`). That is, it sees which copies have landed, lets go of slots whose kernels have ended,
-and hands over more copies.
+``sim.run.link_queue``); only time is the device's. A kernel has ended once the host has seen the event behind it.
+Nothing blocks: while the host waits for anything it looks after the link again and again (`Loop._look_after_link`).
+That is, it sees which copies have landed, lets go of slots whose kernels have ended, and hands over more copies.
 """
 
 import gc
@@ -51,7 +50,7 @@ Spans = list[tuple[int, Event, Event]]
 """Numbers of calls or steps, each with the marks between which something was done for it."""
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """Somebody wants the run to end."""
 
 
@@ -167,7 +166,7 @@ class Loop:
         """Look after the link until ``done``, which is waiting for ``what``, should it never end.
 
         With ``some`` the link gets no more than keeps it busy (``CopyLink.kick``). Raises RunError where nothing moves
-        for `STUCK_SECONDS`, and Stopped where somebody wants the run to end.
+        for `STUCK_SECONDS`, and StopRequested where somebody wants the run to end.
         """
         self._waits_for, self._moved_at = (what, number), time.monotonic()
         while not done():
@@ -216,7 +215,7 @@ class Loop:
         self._looks += 1
         if not self._looks % LOOKS_BETWEEN_CHECKS:
             if self._stop():
-                raise Stopped
+                raise StopRequested
             if time.monotonic() - self._moved_at > STUCK_SECONDS:
                 what, number = self._waits_for
                 asked = sorted(self.link.transfers)
@@ -249,10 +248,13 @@ class Loop:
 
     def _think(self, decision: Decision) -> tuple[int, Event] | None:
         """Begin to predict, if the step waits for the answer: what that took, ns, and its end."""
-        if not (decision.predict_ns and self.plan.prediction.critical):
-            return None
+        waits = decision.predict_ns and self.plan.prediction.critical
+        return self._begin_predicting(decision.predict_ns) if waits else None
+
+    def _begin_predicting(self, ns: int) -> tuple[int, Event]:
+        """Begin a look-up of so many ns that the step waits for: what beginning it took, ns, and its end."""
         begin = time.perf_counter_ns()
-        event = self._predictions.begin(decision.predict_ns, critical=True)
+        event = self._predictions.begin(ns, critical=True)
         return time.perf_counter_ns() - begin, event
 
     def _answer(self, thought: tuple[int, Event], number: int) -> None:

@@ -18,15 +18,16 @@ from realrun.device.torch_device import the_torch
 from realrun.engine.experts import Experts, Rows
 from realrun.engine.host_experts import HostedExperts
 from realrun.engine.layers import Layers, Step, pairs_of
-from realrun.engine.loop import Loop, Stopped, undisturbed
+from realrun.engine.loop import Loop, StopRequested, undisturbed
 from realrun.engine.portions import portions
 from realrun.engine.predicting import Predictions
 from realrun.engine.rig import Rig
-from sim.log import PREFILL, Log
-from sim.plan import Decision, Plan
+from sim.log import Log
+from sim.plan import Plan
 from sim.run.link_queue import Transfer
 from sim.run.terms import RunTerms
 from sim.workload import Workload
+from traces.schema import PREFILL
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +132,7 @@ class RealRun(Loop):
             try:
                 self._steps()
                 self._request_all()
-            except Stopped:
+            except StopRequested:
                 complete = False
             finally:
                 self.link.close()
@@ -191,7 +192,7 @@ class RealRun(Loop):
                 self.link.kick()
             step, take = self._step(number, phase == PREFILL)
             if phase == PREFILL and plan.prediction.prompt_ns:
-                self._decide(Decision([], plan.prediction.prompt_ns, []), number)
+                self._answer(self._begin_predicting(plan.prediction.prompt_ns), number)
             moment = number * (work.n_layers + 1)
             if moment in self._at_moments:
                 self._decide(self._at_moments[moment], number)
@@ -371,13 +372,13 @@ class RealRun(Loop):
         lookups = int(self.work.offsets[calls])
         return Outcome(
             log=Log(
-                np.array(self.finish, np.int64),
-                np.frombuffer(bytes(self.calls.found[:lookups]), np.uint8),
-                self._spent(times.stall_demand, calls),
-                self._spent(times.stall_late, calls),
-                np.array(self.predict[:steps], np.int64),
-                self.counters,
-                self._spent(times.stall_host, calls) if self._hosted else np.zeros(0, np.int64),
+                finish=np.array(self.finish, np.int64),
+                found=np.frombuffer(bytes(self.calls.found[:lookups]), np.uint8),
+                stall_demand=self._spent(times.stall_demand, calls),
+                stall_late=self._spent(times.stall_late, calls),
+                predict=np.array(self.predict[:steps], np.int64),
+                counters=self.counters,
+                stall_host=self._spent(times.stall_host, calls) if self._hosted else np.zeros(0, np.int64),
             ),
             steps=steps,
             complete=complete,

@@ -15,7 +15,7 @@ import torch
 from realrun.device.faults import RunError
 from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, portions
 from realrun.engine.replay_loop import RealRun
-from sim.log import DECODE, HOSTED, MISS, PREFILL
+from sim.log import HOSTED, MISS
 from sim.plan import Plan, Prediction, Requests
 from tests.support.real_worlds import (
     ALL_RESIDENT,
@@ -30,6 +30,7 @@ from tests.support.real_worlds import (
 )
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, run_of
+from traces.schema import DECODE, PREFILL
 
 torch.set_num_threads(1)
 FEW = settings(max_examples=25)
@@ -236,6 +237,15 @@ def test_work_beside_the_step_delays_requests_and_on_the_path_the_step() -> None
     beside = run_on_cpu(world, Plan(prediction=Prediction(moments, ns, critical=False)))
     assert (critical.log.predict > 0).all()
     assert (beside.log.predict == 0).all()
+
+
+@pytest.mark.parametrize("critical", [True, False])
+def test_a_prompt_waits_for_its_prediction_whether_or_not_steps_wait_for_theirs(critical: bool) -> None:
+    """A real run made that of a prompt beside the step too; simulated ones charge it to TTFT."""
+    world = real_world(chain([0, 1, 0, 1], phase=[PREFILL, DECODE, PREFILL, DECODE], sequence=[0, 0, 1, 1]), slots=2)
+    plan = Plan(prediction=Prediction(critical=critical, prompt_ns=300_000))
+    simulated, measured = run_of(world, plan).log(), run_on_cpu(world, plan).log
+    assert (measured.predict > 0).tolist() == (simulated.predict > 0).tolist() == [True, False, True, False]
 
 
 def test_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch: pytest.MonkeyPatch) -> None:
