@@ -10,10 +10,10 @@ import numpy as np
 
 from ground.errors import InputError
 from sim.eviction import NEVER
-from sim.log import DECODE, PREFILL
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
 from traces.models.spec import ModelSpec
+from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
 
 MOST = 2**62
@@ -77,7 +77,8 @@ class Workload:
 
     An expert that a call needs is **there** if it is resident when its wave begins, or else it is **awaited**. The two
     may take different GPU time: those that are there are launched together, an awaited one by itself while its copy
-    runs. A wave of which some are there and some awaited is **split**.
+    runs. A wave whose experts have one row each is **split** if fewer of them are there than a token takes: these few
+    share what else K share.
 
     Attributes:
         schedule: which rows run when.
@@ -99,8 +100,9 @@ class Workload:
             counted as nobody's compute time.
         awaited_ns: GPU time of each look-up's expert if it is awaited (N,) int64; None: its ``expert_ns``.
         beside_copy_ns: what a call takes beyond its ``layer_ns`` if a copy is under way as that begins.
-        split_wave_ns: what the experts that are there take more in a split wave, by their number (E + 1,) int64; of
-            calls whose experts have one row each. It is counted as nobody's compute time either. None: nothing.
+        split_wave_ns: what those that are there take more in a split wave, awaited ones beside them or not, by their
+            number (E + 1,) int64; of calls whose experts have one row each. It is counted as nobody's compute time
+            either. None: nothing.
     """
 
     schedule: Schedule

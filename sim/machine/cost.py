@@ -119,7 +119,7 @@ class Costs:
         return np.where(fits, _whole(along(curve, tokens)), longer)
 
     def split_wave_ns(self) -> np.ndarray | None:
-        """What so many experts of one row each take more than their share of a token's, by their number (E + 1,).
+        """What so many experts of one row each, there in one wave, take more than their share of a token's (E + 1,).
 
         Experts that run together take a time of their own and one that they share. By itself an expert takes
         `awaited_extra_ns` longer than its share of a token's K. So the shared time is awaited_extra_ns * K / (K - 1),
