@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from sim.log import DECODE, LATE_IN_FLIGHT, LATE_QUEUED, PREFETCH_HIT, REUSE_HIT, Log
+from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, PREFETCH_HIT, REUSE_HIT, Log
 from sim.workload import Workload
+from traces.schema import DECODE
 from traces.trace import Trace
 
 RESAMPLES = 9999

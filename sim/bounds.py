@@ -10,8 +10,8 @@ import numpy as np
 
 from sim.compiled.availability import SHORT, available
 from sim.eviction import NEVER
-from sim.log import DECODE
 from sim.workload import Workload, next_calls
+from traces.schema import DECODE
 
 
 def fewest_loads(

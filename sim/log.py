@@ -7,9 +7,6 @@ import numpy as np
 REUSE_HIT, PREFETCH_HIT, LATE_QUEUED, LATE_IN_FLIGHT, MISS, HOSTED = range(6)
 """What a look-up found. HOSTED is a miss too: of an expert that runs on the host and is not copied."""
 
-PREFILL, DECODE = 0, 1
-"""Index of a phase in every counter below."""
-
 
 def _pair() -> list[int]:
     return [0, 0]
@@ -17,7 +14,7 @@ def _pair() -> list[int]:
 
 @dataclass
 class Counters:
-    """Totals of a run, ``[prefill, decode]`` each.
+    """Totals of a run, one a phase each: ``[prefill, decode]``, which `traces.schema.PREFILL` and ``DECODE`` index.
 
     Transfers and what becomes of a prefetch are counted in the phase that issued it, evictions in the phase in which
     they happen.

@@ -11,8 +11,8 @@ Points of a step: 0, the embedding layer's output is known; ``1 + l``, routed la
 import numpy as np
 
 from ground.errors import InputError
-from sim.log import DECODE, PREFILL
 from sim.workload import Workload
+from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from traces.trace import DECODE, PREFILL, Trace, validate
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace, validate
 
 
 def split_in_order(domain: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 PREFILL, DECODE = 0, 1
+"""The phases of a token: of a prompt, read all at once, or generated one by one."""
 SPLITS = ("profile", "eval")
 ROW_ARRAYS = ("experts", "token", "sequence", "position", "phase")
 SEQUENCE_ARRAYS = ("domain", "split", "sequence_id")

@@ -7,7 +7,8 @@ import numpy as np
 
 from ground.errors import InputError
 from traces.probabilities import keep_largest
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 
 def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_sequences: int) -> Trace:

@@ -20,7 +20,6 @@ from traces.schema import (
     FILE_ARRAYS,
     OPTIONAL,
     OPTIONAL_ROW_ARRAYS,
-    PREFILL,
     ROW_ARRAYS,
     SEQUENCE_ARRAYS,
     TraceArrays,
@@ -30,7 +29,7 @@ from traces.validation import check_meta, validate
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["DECODE", "PREFILL", "Trace", "validate"]
+__all__ = ["Trace", "validate"]
 
 
 class Trace(TraceArrays):

@@ -10,10 +10,10 @@ from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent, starred
 from analysis.published import Point, domoe
 from analysis.runs import scene_at
-from sim.log import DECODE
 from sim.machine.hardware import Hardware
 from traces.models.known import resolve_model
 from traces.models.spec import ModelSpec
+from traces.schema import DECODE
 
 FIGURES = ("Figure 4", "Figure 5")
 

@@ -13,7 +13,7 @@ from analysis.pages.sheets import Sheet, notes, percent, run_cells, starred
 from analysis.published import domoe
 from analysis.runs import Design, run
 from analysis.workloads import Source, loaded
-from sim.log import DECODE
+from traces.schema import DECODE
 
 ENTRIES = (100, 250, 500, 1000, 1500, 2000, 2500, 3000)
 

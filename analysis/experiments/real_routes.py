@@ -27,7 +27,8 @@ from sim.predictors.popularity import counts_by_domain
 from sim.run.scene import SceneOptions, lacking
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 VARIABLE = "MOE_REPLAY_ROUTES"
 """Environment variable that names a folder of published routes."""

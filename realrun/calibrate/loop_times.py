@@ -34,7 +34,8 @@ from sim.run.scene import Scene
 from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
 from traces.models.spec import ModelSpec
-from traces.trace import DECODE, PREFILL, Trace
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace
 
 MOST_BYTES = 28 * 2**30
 """Of experts that are resident at once: room for the 8 of a token in each of the 94 layers of Qwen3-235B (26.4 GiB),

@@ -16,13 +16,13 @@ from realrun.engine.predicting import Predictions
 from realrun.engine.replay_loop import Outcome, RealRun
 from realrun.engine.rig import Rig
 from realrun.engine.small_scene import cut
-from sim.log import DECODE
 from sim.plan import Plan
 from sim.report.metrics import Report
 from sim.run.prepared import PreparedRun, report
 from sim.run.scene import Scene
 from sim.run.terms import RunTerms
 from sim.workload import Workload
+from traces.schema import DECODE
 
 
 def run(

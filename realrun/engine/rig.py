@@ -14,11 +14,11 @@ from realrun.device.open_device import open_device
 from realrun.device.slots import Room
 from realrun.engine.experts import expert_size
 from realrun.engine.layers import Layers
-from sim.log import PREFILL
 from sim.run.scene import Scene
 from sim.run.terms import Slots
 from sim.workload import cached_tokens
 from traces.models.spec import ModelSpec
+from traces.schema import PREFILL
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from ground.errors import InputError
-from sim.log import DECODE
 from sim.run.cache_size import parse_capacity
 from sim.run.scene import Scene, SceneOptions, scene_of
 from sim.workload import Schedule, workload
 from traces.models.spec import ModelSpec
+from traces.schema import DECODE
 
 WIDTHS = ", widths / "
 """What the name of a model whose widths were divided says."""

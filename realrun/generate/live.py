@@ -19,7 +19,8 @@ from sim.policies import Policy
 from sim.workload import Schedule, Workload
 from traces.capture.batches import prefill_level
 from traces.embeddings import Basis
-from traces.trace import DECODE, PREFILL, Trace
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace
 
 ONLINE = frozenset({"gates", "probs", "lookahead", "embeddings", "prefill_embeddings"})
 """Optional arrays that can be had while a model runs."""

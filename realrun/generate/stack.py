@@ -13,7 +13,6 @@ from realrun.generate.expert_weights import ExpertWeights
 from realrun.generate.live import LiveTrace, Planner, StackShape, one_step
 from realrun.generate.offload import OffloadLoop
 from realrun.generate.options import OffloadOptions
-from sim.log import DECODE, PREFILL
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
 from sim.policies import Setting, make_policy, policy_class
@@ -23,6 +22,7 @@ from traces.capture.listening import Listener, in_8_bits, listen, look_ahead, on
 from traces.capture.routers import RoutedLayer
 from traces.embeddings import Basis
 from traces.models.spec import Attention, ModelSpec
+from traces.schema import DECODE, PREFILL
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,8 @@ from sim.policies import Setting, make_policy
 from sim.run.simpy_engine import Run
 from sim.workload import Workload, batched, workload
 from traces.models.known import model_spec
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 T = TypeVar("T")
 

@@ -25,8 +25,9 @@ from sim.compiled.machine import (
 )
 from sim.compiled.order import needed, valued
 from sim.compiled.slots import allot, landed, pin, release, unpin
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT
 from sim.run.slots import ABSENT, LOADING, RESIDENT
+from traces.schema import PREFILL
 
 
 @entry

@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 
-from sim.log import DECODE
 from sim.predictors.activations import shares
 from sim.view import View
+from traces.schema import DECODE
 from traces.trace import Trace
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.bounds import Bounds
-from sim.log import DECODE, HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT, Log
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REUSE_HIT, Log
 from sim.workload import Workload
+from traces.schema import DECODE, PREFILL
 
 if TYPE_CHECKING:
     import pandas

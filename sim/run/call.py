@@ -17,12 +17,13 @@ The link is kicked by the engine, after each of these.
 import sys
 
 from sim.eviction import NEVER, foresees
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT
 from sim.plan import Plan
 from sim.run.host_costs import HostCosts
 from sim.run.link_queue import LinkQueue, Transfer
 from sim.run.slots import LOADING, RESIDENT, waves
 from sim.workload import Workload
+from traces.schema import PREFILL
 
 
 class LayerCalls:

@@ -12,13 +12,14 @@ import numpy as np
 
 from ground.errors import InputError
 from sim.bounds import Bounds
-from sim.log import DECODE, Counters, Log
+from sim.log import Counters, Log
 from sim.plan import Discipline
 from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.prepared import PreparedRun, prepare, report
 from sim.run.scene import Scene
 from sim.workload import batched, workload
+from traces.schema import DECODE
 
 NOTE = "each sequence begins with an empty cache (--cold)"
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.text import amount
-from sim.log import PREFILL
 from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
 from sim.run.host_costs import HostCosts, host_costs
 from sim.workload import Workload
+from traces.schema import PREFILL
 
 
 class TooSmallError(InputError):

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 
 from analysis.bootstrap import Ratio, Shares, compared, mean_ratio, shares
 from ground.errors import InputError
-from sim.log import DECODE, MISS
+from sim.log import MISS
 from sim.run.simpy_engine import Run
 from tests.support.worlds import World, worlds
+from traces.schema import DECODE
 
 
 def toy(ns: list[int], hits: list[int] | None = None, tokens: int = 10) -> Shares:

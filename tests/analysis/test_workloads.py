@@ -8,7 +8,7 @@ import pytest
 from analysis.workloads import by_model
 from ground.errors import InputError
 from tests.support.strategies import make_trace
-from traces.trace import DECODE, PREFILL
+from traces.schema import DECODE, PREFILL
 
 
 def written(folder: Path, domain: str | list[str], *, name: str = "toy", sequences: int = 3) -> Path:

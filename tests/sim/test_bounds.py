@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ground.errors import InputError
 from sim.bounds import bounds, fewest_decode_bytes, fewest_loads
-from sim.log import DECODE, Log
+from sim.log import Log
 from sim.plan import Plan
 from sim.policies import Policy, policy_classes
 from sim.run.prepared import replay
@@ -18,6 +18,7 @@ from sim.run.scene import Scene, scene
 from sim.run.simpy_engine import Run
 from tests.sim.run.test_cache import BUNDLED, libcachesim_hits
 from tests.support.worlds import CHOICES, PLANS_TAKE_LONG, POLICIES, World, handmade, planned, run_of, worlds
+from traces.schema import DECODE
 
 
 def fewest(calls: list[list[int]], sizes: dict[int, int], capacity: int) -> int:

@@ -19,7 +19,7 @@ from sim.view import View
 from sim.workload import batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import CHOICES, POLICIES, Event, Witness, World, toy_machine, toy_model, worlds
-from traces.trace import DECODE, PREFILL
+from traces.schema import DECODE, PREFILL
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from traces.trace import DECODE, PREFILL, Trace, validate
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace, validate
 
 
 def make_trace(

@@ -22,7 +22,8 @@ from sim.run.terms import slots_of
 from sim.workload import Schedule, Workload, batched, workload
 from tests.support.strategies import traces
 from traces.models.spec import Attention, ModelSpec
-from traces.trace import DECODE, PREFILL, Trace
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace
 
 MS = 1_000_000
 POLICIES = sorted(policy_classes())

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 
 from tests.support.strategies import traces
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 
 @given(traces())

@@ -10,7 +10,8 @@ import numpy as np
 from rich.console import Console
 
 from ground.errors import InputError
-from traces.trace import DECODE, PREFILL, Trace
+from traces.schema import DECODE, PREFILL
+from traces.trace import Trace
 
 # Below this share of equal routes a trace is of another model; two runs of one model agree far better, and two models
 # of the same shape about as well as chance.

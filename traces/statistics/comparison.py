@@ -17,8 +17,9 @@ from ground.errors import InputError
 from ground.files import atomic_path
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
+from traces.schema import DECODE
 from traces.statistics.usage import decode_pairs, entropy, expert_counts, reuse, shares
-from traces.trace import DECODE, Trace
+from traces.trace import Trace
 
 DISTANCES = (1, 2, 4, 8, 16)
 WINDOWS = (2, 4, 8, 16)

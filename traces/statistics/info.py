@@ -15,10 +15,11 @@ from ground.files import atomic_path
 from ground.text import as_is
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
+from traces.schema import DECODE, PREFILL
 from traces.statistics.routing import show_statistics
 from traces.statistics.separation import separation
 from traces.statistics.usage import entropy, expert_counts, reuse, shares
-from traces.trace import DECODE, PREFILL, Trace
+from traces.trace import Trace
 
 _OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 # Rows compared at once, which bounds memory.
 _BLOCK = 4096

@@ -15,10 +15,11 @@ import torch
 
 from realrun.device.faults import RunError
 from realrun.device.host_device import HostDevice
-from sim.log import DECODE, HOSTED, PREFILL
+from sim.log import HOSTED
 from sim.plan import Host, Plan, Prediction
 from tests.support.real_worlds import ALL_RESIDENT, chain, real_run, real_world, rig_of, staged
 from tests.support.strategies import make_trace
+from traces.schema import DECODE, PREFILL
 
 torch.set_num_threads(1)
 

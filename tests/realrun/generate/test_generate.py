@@ -22,7 +22,6 @@ from realrun.generate.expert_weights import ExpertWeights
 from realrun.generate.live import LiveTrace, Planner, StackShape, check_basis, check_online
 from realrun.generate.offloader import Generated, Offloader, resident_tokens
 from realrun.generate.options import OffloadOptions
-from sim.log import PREFILL
 from sim.plan import Plan, Requests
 from sim.policies import Policy, make_policy, policy_class
 from sim.run.scene import bundled_traces
@@ -32,6 +31,7 @@ from tests.support.worlds import World, worlds
 from traces.capture.checkpoint import skeleton
 from traces.capture.routers import parts, routed_layers
 from traces.embeddings import Basis
+from traces.schema import PREFILL
 from traces.trace import Trace
 
 LAW = next(path for path in bundled_traces() if path.name == "mixtral_law.npz")

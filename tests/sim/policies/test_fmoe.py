@@ -13,7 +13,8 @@ from sim.predictors.global_table import GlobalTable
 from sim.predictors.table import tables
 from sim.view import View
 from tests.support.worlds import World, worlds
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 
 def made(requests: Requests | None) -> set[tuple[int, int, int]]:

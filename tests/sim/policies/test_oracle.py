@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim.policies.oracle
-from sim.log import DECODE, REUSE_HIT
+from sim.log import REUSE_HIT
 from sim.policies import make_policy
 from sim.predictors.base import Predictor, top
 from sim.predictors.next_gate import NextGate
@@ -23,6 +23,7 @@ from sim.workload import Schedule
 from tests.sim.run.test_cache import BUNDLED
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, handmade, run_of, toy_machine, toy_model, worlds
+from traces.schema import DECODE
 
 
 def told(world: World) -> View:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.log import DECODE, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
+from sim.log import MISS, PREFETCH_HIT, REUSE_HIT
 from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
@@ -22,6 +22,7 @@ from sim.view import View
 from sim.workload import batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import CHOICES, MS, POLICIES, World, handmade, made, run_of, toy_machine, toy_model, worlds
+from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
 
 DEMAND = {"lru": "lru", "fifo": "fifo", "lfu": "lfu"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, PREFILL, REUSE_HIT
+from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REUSE_HIT
 from sim.machine.hardware import HostCompute
 from sim.plan import Host, Plan, PlanError, Requests
 from sim.policies import make_policy, policy_class
@@ -22,6 +22,7 @@ from sim.workload import Workload, batched, workload
 from tests.sim.run.test_cache import BUNDLED
 from tests.support.strategies import make_trace
 from tests.support.worlds import MS, Witness, World, handmade, run_of, toy_machine, toy_model, worlds
+from traces.schema import PREFILL
 
 MIB = 1_000_000
 

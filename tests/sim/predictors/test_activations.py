@@ -14,7 +14,8 @@ from sim.view import View
 from sim.workload import batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, toy_machine, toy_model, worlds
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 # -- brute force -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from sim.view import View
 from sim.workload import Schedule, batched, workload
 from tests.support.strategies import make_trace
 from tests.support.worlds import World, toy_machine, toy_model, worlds
-from traces.trace import DECODE, Trace
+from traces.schema import DECODE
+from traces.trace import Trace
 
 ABOUT = {"embedding": {"basis_sha256": "0", "dims": 6, "bits": 8, "prefill_layer": 0}}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from sim.bounds import bounds
-from sim.log import DECODE, HOSTED, PREFILL
+from sim.log import HOSTED
 from sim.plan import Plan, Prediction, Requests
 from sim.report.metrics import Report, Spread, report
 from sim.run.simpy_engine import Run
@@ -27,6 +27,7 @@ from tests.support.worlds import (
     toy_machine,
     toy_model,
 )
+from traces.schema import DECODE, PREFILL
 
 SIZE = 1_000_000
 GBPS = SIZE / (10 * MS)  # bytes a nanosecond of the handmade link: 1 MB in 10 ms

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ground.errors import InputError
-from sim.log import DECODE, MISS
+from sim.log import MISS
 from sim.policies import policy_classes
 from sim.run.prepared import prepare, replay
 from sim.run.scene import scene
@@ -16,6 +16,7 @@ from tests.support.records import published
 from tests.support.strategies import make_trace
 from tests.support.worlds import toy_meta
 from traces.convert.kinds import convert_file
+from traces.schema import DECODE
 
 RUNS = {"qwen3_30b_device": ("4000MiB", 74.9, 0.005), "gpt_oss_120b_device": ("3000MiB", 32.4, 0.001)}
 """Budget of the device's cache, the hit rate at which it ended (%), and how far the bytes that it read may be off."""
