@@ -81,9 +81,10 @@ class Policy(ABC):
         self.setting = setting
         self.parameters = parameters
 
-    def view(self, trace: Trace, work: Workload) -> View:
-        """What a policy of this kind may see of a run."""
-        return View(trace, work, self.clairvoyant, self.foresight)
+    @classmethod
+    def view(cls, trace: Trace, work: Workload) -> View:
+        """What a policy of this kind may see of a run: the class says it, where everybody can read it."""
+        return View(trace, work, cls.clairvoyant, cls.foresight)
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

@@ -6,6 +6,7 @@ few moments of the very trace that it is about to run.
 """
 
 import dataclasses
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> Non
     points = work.n_layers + 1
     steps = np.linspace(0, work.schedule.n_steps - 1, 6)[1:-1].astype(int)
     for moment in (steps * points + [0, work.n_layers // 2, 0, 1]).tolist():
-        again = policy.plan(policy.view(blurred(trace, work, moment, policy.foresight), work))
+        kind = type(policy)
+        again = policy.plan(kind.view(blurred(trace, work, moment, kind.foresight), work))
         if not _same(_until(plan, moment), _until(again, moment)):
             step, point = divmod(moment, points)
             raise InputError(
@@ -73,11 +75,19 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
     return np.where(unknown[:, :, None] & (ids >= 0), other, ids)
 
 
+_OF_ALL_THE_RUN = attrgetter(
+    "per_layer", "keep", "stream_prefill", "ring", "everything_resident", "gpu_bytes", "most_bytes", "discipline",
+    "chunks", "prediction.critical", "prediction.prompt_ns",
+)  # fmt: skip
+"""What a plan decides once, before the run: not its ``note``, which may say what it likes and changes nothing."""
+_OF_THE_HOST = attrgetter("fixed_ns", "read_ns", "shared_ns", "row_ns", "reserved", "beside")
+
+
 def _until(plan: Plan, moment: int) -> tuple[object, ...]:
     """All that a plan decides up to and at ``moment``."""
-    rest = vars(plan) | (vars(plan.host) if plan.host is not None else {})
-    decided = [value for name, value in rest.items() if name not in ("requests", "values", "prediction", "host")]
-    decided += [plan.prediction.critical, plan.prediction.prompt_ns]
+    decided: list[object] = [*_OF_ALL_THE_RUN(plan)]
+    decided += [plan.eviction if isinstance(plan.eviction, str) else None]  # a rule may be made anew for each plan
+    decided += _OF_THE_HOST(plan.host) if plan.host is not None else []
     early = plan.prediction.moment <= moment
     decided += [plan.prediction.moment[early], plan.prediction.ns[early]]
     if plan.requests is not None:

@@ -47,7 +47,8 @@ def kept_or_made(policy: Policy, setting: Setting, view: View, run: Mapping[str,
     ``run`` tells apart what neither policy nor ``setting`` do, as JSON: the trace's sha256 (without one nothing is
     kept), split, batch, version of the code. A clairvoyant policy sees costs too, and nothing of it is kept.
     """
-    key = _key(policy, setting, run) if policy.keeps_plan and not policy.clairvoyant and run.get("trace") else None
+    kind = type(policy)
+    key = _key(policy, setting, run) if kind.keeps_plan and not kind.clairvoyant and run.get("trace") else None
     folder = cache_folder("plans") if key else None
     if key is None or folder is None:
         return _decide(policy, view)
@@ -88,7 +89,7 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str:
         "policy": f"{kind.__module__}:{kind.__qualname__}",
         "source": _source_digest(kind),
         "parameters": policy.parameters,
-        "setting": {name: value for name, value in depends.items() if name not in policy.ignores},
+        "setting": {name: value for name, value in depends.items() if name not in kind.ignores},
     }
     return json.dumps(to_jsonable_python(about, fallback=str), sort_keys=True)
 

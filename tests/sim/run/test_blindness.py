@@ -1,13 +1,16 @@
 """Policies that peek are refused; the project's own and an honest stranger are not."""
 
+import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from ground.errors import InputError
+from sim.eviction import LRU
 from sim.plan import Plan, Requests, Values
-from sim.policies import Policy, policy_class
+from sim.policies import Parameters, Policy, Setting, policy_class
 from sim.run.blindness import blurred, check_blind
 from sim.run.prepared import prepare
 from sim.run.scene import scene
@@ -16,6 +19,7 @@ from tests.support.places import REPOSITORY
 from tests.support.worlds import POLICIES, World, worlds
 from traces.trace import Trace
 
+COUNT = itertools.count()
 LAW = REPOSITORY / "traces" / "mixtral_law.npz"
 
 
@@ -90,6 +94,53 @@ class Honest(Policy):
         return asking(view, view.previous_route(), 0)
 
 
+class Talker(Policy):
+    """As honest, but what it says of itself, and the object that is its rule, are others in each plan."""
+
+    name = "talker"
+
+    def plan(self, view: View) -> Plan:
+        class Rule(LRU):
+            pass
+
+        note = f"the trace begins with {view.route(1).sum()}, plan {next(COUNT)}"
+        return dataclasses.replace(asking(view, view.previous_route(), 0), note=note, eviction=Rule)
+
+
+class Seer(Policy):
+    """Calls itself clairvoyant only once it is made, where neither a person nor a check looks."""
+
+    name = "seer"
+
+    def __init__(self, setting: Setting, parameters: Parameters) -> None:
+        super().__init__(setting, parameters)
+        self.clairvoyant = True  # type: ignore[misc]
+
+    def plan(self, view: View) -> Plan:
+        work = view.future()
+        moment = work.call // work.n_layers * (work.n_layers + 1)
+        return Plan(requests=Requests.build(moment, work.call, work.expert))
+
+
+class Foreteller(Seer):
+    """The same with foresight."""
+
+    name = "foreteller"
+
+    def __init__(self, setting: Setting, parameters: Parameters) -> None:
+        super().__init__(setting, parameters)
+        self.foresight = 2  # type: ignore[misc]
+
+    def plan(self, view: View) -> Plan:
+        return asking(view, view.foreseen(view.n_layers - 2), view.n_layers - 2)
+
+
+@pytest.mark.parametrize("cheat", [Seer, Foreteller])
+def test_what_a_policy_may_see_is_what_its_class_says(cheat: type[Policy]) -> None:
+    with pytest.raises(InputError, match=f"policy {cheat.name}: plan: PermissionError: only a policy that"):
+        prepare(scene(LAW, learns=False), f"{cheat.__module__}:{cheat.__qualname__}")
+
+
 @pytest.mark.parametrize("cheat", [Impatient, Prophet, Valuer, Overreacher])
 def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> None:
     here = scene(LAW, learns=False)
@@ -99,7 +150,7 @@ def test_a_policy_from_outside_that_peeks_is_refused(cheat: type[Policy]) -> Non
 
 def test_an_honest_policy_from_outside_runs() -> None:
     here = scene(LAW, learns=False)
-    for honest in ("Honest", "Told"):
+    for honest in ("Honest", "Told", "Talker"):
         assert prepare(here, f"{__name__}:{honest}").plan.requests is not None
 
 
