@@ -109,7 +109,7 @@ class Domoe(Policy):
             prediction=upkeep.prediction(),
             gpu_bytes=upkeep.gpu_bytes,
             stream_prefill=True,
-            note=self._note(points),
+            note=self._note(points, view.n_layers),
         )
 
     def _trajectory(self, view: View) -> Plan:
@@ -206,9 +206,9 @@ class Domoe(Policy):
             guesses.append((point, point, top(predictor.scores(view, point, range(point, end)), self.fetch)))
         return best_first(view, guesses)
 
-    def _note(self, points: tuple[int, ...]) -> str:
+    def _note(self, points: tuple[int, ...], n_layers: int) -> str:
         held = ", ".join(f"{t.domain} {len(t):,} of {sum(t.seen.values()):,} tokens" for t in self.tables)
-        where = "all" if len(points) > 1 and points == tuple(range(len(points))) else ", ".join(map(str, points))
+        where = "all" if len(points) == n_layers else ", ".join(map(str, points))
         return f"routing tables: {held}; predictions at routed layers: {where}"
 
 

@@ -308,3 +308,14 @@ def test_a_bundled_trace_is_charged_at_the_real_models_size(software: str) -> No
     assert report.to_json()["time_ms"]["predict"] > 0
     assert report.to_json()["prefill"]["time_ms"]["predict"] > 0
     assert any(note.startswith(f"routing tables: banking {entries:,} of {entries:,} tokens") for note in report.notes)
+
+
+@given(st.sets(st.integers(0, 4), min_size=1))
+@settings(max_examples=25)
+def test_the_note_says_all_layers_only_where_all_of_them_predict(points: set[int]) -> None:
+    """Predictions at the first layers alone were reported as predictions at all of them."""
+    here = world(["a"], layers=5)
+    made = policy(here.setting)
+    made.prediction_layers = lambda *_: tuple(sorted(points))  # type: ignore[method-assign]
+    said = made.plan(made.view(here.trace, here.work)).note.rpartition("predictions at routed layers: ")[2]
+    assert said == ("all" if len(points) == 5 else ", ".join(map(str, sorted(points))))
