@@ -1,6 +1,7 @@
 """Plain caches that fetch on demand: LRU, LFU and FIFO, one pool or a pool a layer."""
 
-from typing import ClassVar, Literal
+from abc import abstractmethod
+from typing import Literal
 
 from sim.plan import Plan
 from sim.policies.base import Parameters, Policy
@@ -21,31 +22,40 @@ class LFUParameters(CacheParameters):
     """uses count while an expert is resident, or since the run began."""
 
 
-class LRU(Policy):
-    """Evict the least recently needed expert."""
+class _Cache(Policy):
+    """A cache that fetches on demand."""
 
-    name = "lru"
-    summary = "cache, evict the least recently used"
-    variants: ClassVar[tuple[str, ...]] = ("scope=layer",)
     takes = CacheParameters
     parameters: CacheParameters
-    eviction: ClassVar[str] = "lru"
+
+    @property
+    @abstractmethod
+    def eviction(self) -> str:
+        """The name of its rule."""
 
     def plan(self, view: View) -> Plan:
         """Fetch on demand."""
         return Plan(eviction=self.eviction, per_layer=self.parameters.scope == "layer")
 
 
-class FIFO(LRU):
+class LRU(_Cache):
+    """Evict the least recently needed expert."""
+
+    name = "lru"
+    summary = "cache, evict the least recently used"
+    variants = ("scope=layer",)
+    eviction = "lru"
+
+
+class FIFO(_Cache):
     """Evict the expert that has been resident longest."""
 
     name = "fifo"
     summary = "cache, evict the first that came in"
-    variants = ()
     eviction = "fifo"
 
 
-class LFU(LRU):
+class LFU(_Cache):
     """Evict the expert needed least often."""
 
     name = "lfu"
@@ -54,7 +64,7 @@ class LFU(LRU):
     takes = LFUParameters
     parameters: LFUParameters
 
-    def plan(self, view: View) -> Plan:
-        """Fetch on demand."""
-        rule = "lfu" if self.parameters.counts == "resident" else "perfect-lfu"
-        return Plan(eviction=rule, per_layer=self.parameters.scope == "layer")
+    @property
+    def eviction(self) -> str:
+        """The name of its rule."""
+        return "lfu" if self.parameters.counts == "resident" else "perfect-lfu"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -363,3 +363,16 @@ def test_prediction_is_charged_and_gpu_bytes_are_taken_from_slots() -> None:
     assert (log.found == MISS).tolist() == [True, False, True, True], "one slot is left"
     with pytest.raises(InputError, match="the cache of 1,999,999 bytes is too small"):
         Run(work, plan, 1_999_999)
+
+
+def test_a_plain_cache_names_the_rule_that_it_evicts_by() -> None:
+    """LFU, made from LRU, said that its rule was lru."""
+    view = View(make_trace([[[0]]], n_experts=2), handmade([[[0]]], 2))
+    setting = Setting(toy_model(1, 2, 1, (1000,)), 1000, ())
+    rules = []
+    for name, values in (("lru", {}), ("fifo", {}), ("lfu", {}), ("lfu", {"counts": "always"})):
+        cache: Any = make_policy(name, setting, dict(values))
+        assert cache.plan(view).eviction == cache.eviction
+        rules.append(cache.eviction)
+    assert rules == ["lru", "fifo", "lfu", "perfect-lfu"]
+    assert not any(issubclass(policy_class(name), policy_class("lru")) for name in ("fifo", "lfu"))
