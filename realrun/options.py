@@ -96,7 +96,7 @@ class ValidateOptions(DeviceOptions):
         str, Help("what predictions cost: a software profile, or measured: as --hardware has it")
     ] = "measured"
     model: Annotated[str | None, Help("the model whose dimensions are used; default: the trace's own")] = None
-    profile: Annotated[tuple[str, ...] | None, Help("traces whose profile split policies learn from")] = None
+    profile: Annotated[tuple[str, ...] | None, Help("traces to learn from (their profile split)")] = None
     split: Annotated[str, Help("which sequences to replay: eval, profile or all")] = "eval"
     baseline: Annotated[
         bool, Help("also time accelerate's CPU offload and plain pageable copies", negative="--no-baseline")
@@ -126,7 +126,7 @@ class GenerateOptions:
     tokens: Annotated[WholeNumber, Help("how many tokens to generate at most")] = 32
     cache: CacheSize = DEFAULT_CACHE
     profile: Annotated[
-        tuple[str, ...], Help("traces whose profile split the policy learns from", show_default=False)
+        tuple[str, ...], Help("traces to learn from (their profile split)", show_default=False)
     ] = ()
     check: Check = False
     compare: Annotated[

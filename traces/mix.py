@@ -22,6 +22,7 @@ def mix(traces: Sequence[Trace]) -> Trace:
     if len(traces) == 1:
         return traces[0]
     for index, other in enumerate(traces[1:]):
+        _check_model(traces[0], other)
         _check_basis(traces[0], other)
         _check_apart(traces[: index + 1], other)
     whole = Trace.concat(traces)
@@ -39,6 +40,16 @@ def mix(traces: Sequence[Trace]) -> Trace:
 def basis_of(trace: Trace) -> str | None:
     """The hash of the basis of a trace's embeddings; None where it names none."""
     return trace.meta.get("embedding", {}).get("basis_sha256")
+
+
+def _check_model(one: Trace, other: Trace) -> None:
+    """Raise InputError if the traces name two models: whatever else differs follows from that."""
+    a, b = (trace.meta["model"]["name"] for trace in (one, other))
+    if a != b:
+        raise InputError(
+            f"traces of different models cannot be mixed: {one.source or 'the first'} has {a}, "
+            f"{other.source or 'a later one'} has {b}; expected traces of one model"
+        )
 
 
 def _check_basis(one: Trace, other: Trace) -> None:

@@ -89,12 +89,16 @@ class SceneOptions:
     ] = None
     hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
     software: Annotated[
-        str, Help("what predictions cost: fast (on the GPU), paper (on the host) or a profile, .toml")
+        str,
+        Help(
+            "what predictions cost: fast (on the GPU), paper (on the host), measured (on the GPU of --hardware), "
+            "measured-host (on its host) or a profile, .toml"
+        ),
     ] = DEFAULT_SOFTWARE
     cache: CacheSize = DEFAULT_CACHE
     profile: Annotated[
         tuple[str, ...] | None,
-        Help("traces whose profile split policies learn from; default: this one and the bundled ones of its model"),
+        Help("traces to learn from (their profile split); default: this one and the bundled ones of its model"),
     ] = None
     split: Annotated[str, Help("which sequences to replay: eval, profile or all")] = "eval"
     batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1

@@ -190,7 +190,8 @@ def test_a_subset_of_several_takes_the_first_of_each_and_names_them(files, tmp_p
         ([], "expected a trace or --mix"),
         (["a.npz", "--mix", "b.npz"], "expected a trace or --mix"),
         (["--mix", "a.npz", "a.npz"], "both hold sequence 'a0'"),
-        (["--mix", "a.npz", "other.npz"], "different model"),
+        (["--mix", "a.npz", "other.npz"], "different models cannot be mixed: "),
+        (["--mix", "one.npz", "foreign.npz"], "one.npz has toy, foreign.npz has other; expected traces of one model"),
         (["--mix", "one.npz", "two.npz"], "different embedding bases"),
         (["--mix", "a.npz", "nothing.npz"], "nothing.npz"),
     ],
@@ -202,6 +203,9 @@ def test_what_cannot_be_mixed_is_one_line(files, tmp_path, monkeypatch, capsys, 
     other.save("other.npz")
     for name in ("one", "two"):
         toy(name, "code", 1, embedding={"basis_sha256": name * 8}).save(f"{name}.npz")
+    foreign = toy("one", "code", 1, embedding={"basis_sha256": "f" * 8})  # its basis and its name are wrong too
+    foreign.meta["model"]["name"] = "other"
+    foreign.save("foreign.npz")
     assert main(["replay", *arguments, "--json", "r.json"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
