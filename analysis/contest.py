@@ -1,16 +1,17 @@
 """Policies against each other on the same workloads."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis import bootstrap
+from analysis.experiment import Data
 from analysis.options import ExperimentOptions
+from analysis.pages.sheets import NOTHING
+from analysis.published import Claim
 from analysis.runs import Design, Outcome, replayed_design, spread
+from sim.policies.named import NamedPolicy
 from sim.run.scene import SceneOptions
-
-Contestants = Mapping[str, tuple[str, dict[str, Any]]]
-"""Policies with their parameters, by the name that tables give them."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,32 @@ class Match:
 
 def contest(
     places: Sequence[SceneOptions],
-    contestants: Contestants | Iterable[Contestants],
+    contestants: Sequence[Sequence[NamedPolicy]],
     options: ExperimentOptions,
     what: str,
     task: Callable[[Design], Outcome | None] = replayed_design,
 ) -> list[Match]:
-    """Replay contestants, the same everywhere or of each place its own: a match a place.
+    """Replay the contestants of each place there: a match a place.
 
     One for which ``task`` gives None is left out. Raises InputError, and ModuleNotFoundError where scipy is not
     installed, which intervals need.
     """
     bootstrap.check()
-    of_each = [contestants] * len(places) if isinstance(contestants, Mapping) else [*contestants]
-    designs = [Design(place, *one) for place, those in zip(places, of_each, strict=True) for one in those.values()]
-    done = iter(spread(task, designs, options.processes, what))
-    outcomes = [{name: outcome for name in those if (outcome := next(done)) is not None} for those in of_each]
-    return [Match(ran, options.seed + index) for index, ran in enumerate(outcomes)]
+    designs = [Design(place, one) for place, those in zip(places, contestants, strict=True) for one in those]
+    outcomes = iter(spread(task, designs, options.processes, what))
+    matches = []
+    for index, those in enumerate(contestants):
+        ran = {one.label: next(outcomes) for one in those}
+        matches.append(Match({label: one for label, one in ran.items() if one is not None}, options.seed + index))
+    return matches
+
+
+def verdict(claim: Claim, ratio: Data) -> str:
+    """Whether the claim lies inside the simulated interval, and if not on which side, or beyond what is possible."""
+    if ratio["low"] is None:
+        return NOTHING
+    if ratio.get("most") is not None and claim.least > ratio["most"]:
+        return "impossible"
+    if claim.meets(ratio["low"], ratio["high"]):
+        return "inside"
+    return "lower" if claim.most < ratio["low"] else "higher"

@@ -8,6 +8,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Metric = Literal["throughput", "hit ratio"]
+COMPARED: tuple[Metric, ...] = ("throughput", "hit ratio")
+"""What papers compare systems by."""
 EACH, ALL = "each", "all"
 """A claim's model: of every model alone, or of the average over all."""
 

@@ -5,13 +5,14 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.bootstrap import Shares, shares
 from ground.progress import Watch
+from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report, ratio
 from sim.run.prepared import prepare
 from sim.run.scene import Scene, SceneOptions, scene_of
@@ -26,8 +27,7 @@ class Design:
     """One replay: a policy with its parameters, and everything else that it takes."""
 
     scene: SceneOptions
-    policy: str
-    values: dict[str, Any] = field(default_factory=dict)
+    policy: NamedPolicy
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Outcome:
             "efficiency": r.efficiency,
         }
         return {
-            "policy": self.design.policy,
-            "set": self.design.values,
+            "policy": self.design.policy.name,
+            "set": self.design.policy.values,
             "software": Path(self.design.scene.software).stem,
             "tokens": d.tokens,
             **{name: None if value is None else float(f"{value:.5g}") for name, value in numbers.items()},
@@ -124,7 +124,7 @@ def _one_thread_each() -> Iterator[None]:
 def replayed_design(design: Design) -> Outcome:
     """Replay one design. Raises InputError."""
     here = scene_at(design.scene)
-    run = prepare(here, design.policy, design.values)
+    run = prepare(here, design.policy.name, design.policy.values)
     done = run.execute()
     return Outcome(design, run.simulated(done), shares(here.trace, here.work, done.log))
 

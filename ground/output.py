@@ -1,9 +1,9 @@
-"""What every command that replays does at its edges: parameters as typed, JSON files and tables on a terminal."""
+"""What a command leaves behind: JSON, in a file or on standard output, and tables on a terminal."""
 
-import json as json_module
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,30 +12,11 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from ground.errors import InputError
 from ground.files import atomic_path
 from ground.text import printable_lines
 
 WIDTH = 200
 """Characters of a line where no terminal sets a limit."""
-
-
-def values_of(settings: Sequence[str] | None, where: str) -> dict[str, object]:
-    """``key=value`` pairs, ``where`` on the command line; a value is read as JSON where it is JSON, else as text."""
-    values: dict[str, object] = {}
-    for setting in settings or []:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise InputError(f"{where} {setting!r}: expected key=value")
-        if key in values:
-            raise InputError(f"{where} {setting!r}: {key} is given twice; expected one value")
-        try:
-            values[key] = json_module.loads(text)
-        except ValueError:
-            values[key] = text
-        except RecursionError:
-            raise InputError(f"{where} {key}: nested too deep; expected a value of fewer brackets") from None
-    return values
 
 
 @contextmanager
@@ -44,14 +25,14 @@ def written(target: str | None) -> Iterator[Callable[[object], None]]:
     if target is None:
         yield lambda data: None
     elif target == "-":
-        yield lambda data: print(json_module.dumps(data, indent=1, allow_nan=False))
+        yield lambda data: print(json.dumps(data, indent=1, allow_nan=False))
     else:
         with atomic_path(target) as part:
             yield lambda data: _write(part, data)
 
 
 def _write(path: Path, data: object) -> None:
-    path.write_text(json_module.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 class _Inert(Console):

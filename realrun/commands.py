@@ -7,7 +7,7 @@ from typing import Any
 
 from ground.errors import InputError
 from ground.files import keep_apart
-from ground.output import show, values_of, written
+from ground.output import show, written
 from ground.progress import Watch, say
 from ground.text import printable_lines
 from realrun.device.faults import RunError
@@ -15,7 +15,7 @@ from realrun.engine.replay import interruptible, run
 from realrun.engine.rig import open_rig
 from realrun.engine.small_scene import small_scene
 from realrun.options import GenerateOptions, ReplayOptions, host_bytes_of
-from sim.policies import policy_class
+from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report
 from sim.report.tables import Comparison, report_view
 from sim.run.prepared import prepare
@@ -29,11 +29,10 @@ def replay_command(options: ReplayOptions) -> None:
     keep_apart(options.files, {"--json": options.json})
     if not options.policy:
         raise InputError("--policy: expected at least one")
-    wanted = [name.split(",") for name in options.policy]
-    learns = any(policy_class(name).learns for name, *_ in wanted)
+    wanted = [NamedPolicy.of(label, "--set", options.set_) for label in options.policy]
+    learns = any(one.kind.learns for one in wanted)
     here = small_scene(options, options.scale, options.steps, learns=learns)
-    given = [values_of([*settings, *options.set_], "--set") for _, *settings in wanted]
-    runs = [prepare(here, name, values) for (name, *_), values in zip(wanted, given, strict=True)]
+    runs = [prepare(here, one.name, one.values) for one in wanted]
     limit, total = host_bytes_of(options.host_memory), here.work.schedule.n_steps
     reports: list[Report] = []
     with written(options.json) as write:
@@ -81,9 +80,9 @@ def generate_command(options: GenerateOptions) -> None:
     if options.seed < 0:
         raise InputError(f"--seed {options.seed}; expected at least 0")
     prompt = _text(options.prompt)
-    name, *settings = options.policy.split(",")
+    policy = NamedPolicy.of(options.policy, "--set", options.set_)
     offload = OffloadOptions(
-        name, values_of([*settings, *options.set_], "--set"), options.cache,
+        policy.name, policy.values, options.cache,
         [Trace.load(path).select("profile") for path in options.profile], seed=options.seed, check=options.check,
         limit=host_bytes_of(options.host_memory),
     )  # fmt: skip
@@ -112,7 +111,7 @@ def generate_command(options: GenerateOptions) -> None:
         text = tokenizer.decode(result.tokens)
         if expected is not None and result.tokens != expected:
             raise RunError(f"the tokens are not those of the resident model: {result.tokens[:8]}, {expected[:8]}")
-        summary = {"policy": name, **result.summary(), "device": device.name, "compared": expected is not None}
+        summary = {"policy": policy.name, **result.summary(), "device": device.name, "compared": expected is not None}
         write({**summary, "text": text, "token_ids": result.tokens})
     if options.json != "-":
         print(printable_lines(text))

@@ -19,11 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ground.command_line import Help, command_line, run
 from ground.errors import InputError
 from ground.files import keep_apart
-from ground.output import show, values_of, written
+from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
 from sim.plan import Discipline
+from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report
 from sim.run.cold import replay_cold
 from sim.run.engines import Engine
@@ -75,17 +76,17 @@ class ReplayOptions(SceneOptions):
         return options
 
     def replay(
-        self, here: Scene, policy: str, values: dict[str, object], progress: Callable[[int], None],
+        self, here: Scene, policy: NamedPolicy, progress: Callable[[int], None],
         observer: Observer | None = None,
     ) -> Report:  # fmt: skip
         """Run one policy; there is no ``observer`` of cold runs. Raises InputError."""
         if self.cold:
             return replay_cold(
-                here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
+                here, policy.name, policy.values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
                 progress=progress,
             )  # fmt: skip
         return replay(
-            here, policy, values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
+            here, policy.name, policy.values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
             observer=observer, progress=progress,
         )  # fmt: skip
 
@@ -115,20 +116,18 @@ def replay_command(
     python -m sim replay --mix traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
-    from sim.policies import policy_class
     from sim.report.tables import report_view
     from sim.report.timeline import timeline as open_timeline
 
     options = options.of(trace, {"--json": json, "--timeline": timeline})
     if options.cold and timeline is not None:
         raise InputError("--timeline: shows one run, and --cold makes one of each sequence; expected one of the two")
-    policy, *settings = policy.split(",")
-    here = scene_of(options, learns=policy_class(policy).learns)
+    one = NamedPolicy.of(policy, "--set", set_ or ())
+    here = scene_of(options, learns=one.kind.learns)
     _announce(here, "simpy" if timeline else options.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
     with written(json) as write, watch as observer, _progress(here) as advance:
-        values = values_of([*settings, *(set_ or [])], "--set")
-        result = options.replay(here, policy, values, advance(policy), observer)
+        result = options.replay(here, one, advance(one.name), observer)
         write(result.to_json())
     if timeline is not None:
         say(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev")
@@ -157,29 +156,26 @@ def compare(
     python -m sim compare --mix traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
-    from sim.policies import policy_class
     from sim.report.tables import Comparison
 
     options = options.of(trace, {"--json": json})
-    wanted = [name.split(",") for name in policy or _everything()]
-    kinds = [policy_class(name) for name, *_ in wanted]
-    here = scene_of(options, learns=any(kind.learns for kind in kinds))
+    wanted = [NamedPolicy.of(label) for label in policy or _everything()]
+    here = scene_of(options, learns=any(one.kind.learns for one in wanted))
     if policy is None:
-        unfit = dict.fromkeys(name for (name, *_), kind in zip(wanted, kinds, strict=True) if lacking(here, kind))
+        unfit = dict.fromkeys(one.name for one in wanted if lacking(here, one.kind))
         for name in unfit:
             say(f"left out: {name} (the trace lacks what it learns from or reads)")
-        wanted = [entry for entry in wanted if entry[0] not in unfit]
-    given = [values_of(settings, f"--policy {name}:") for name, *settings in wanted]
+        wanted = [one for one in wanted if one.name not in unfit]
     _announce(here, options.engine)
     results, small = [], []
     with written(json) as write, _progress(here) as advance:
-        for entry, values in zip(map(",".join, wanted), given, strict=True):
+        for one in wanted:
             try:
-                results.append(options.replay(here, entry.split(",")[0], values, advance(entry)))
+                results.append(options.replay(here, one, advance(one.label)))
             except TooSmallError:
                 if policy is not None or here.budget < max(here.model.expert_bytes):
                     raise
-                small.append(entry)
+                small.append(one.label)
         write([result.to_json() for result in results])
     if small:
         say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")

@@ -20,6 +20,7 @@ from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet, notes, number, percent
 from analysis.runs import Design, Outcome, run
+from sim.policies.named import NamedPolicy
 
 ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
 SEEDS = 4
@@ -34,14 +35,15 @@ POLICY = "oracle"
 def measure(options: ExperimentOptions) -> Data:
     """Every accuracy under every seed, guessing at random, and no prefetch, on each model's first workload."""
     models: list[Data] = []
+    accurate = [NamedPolicy(f"accuracy {a}", POLICY, {"accuracy": a}) for a in ACCURACIES]
     for model, cache in product(options.models, dict.fromkeys((options.cache, LARGER))):
         workload, sources = next(iter(model.workloads.items()))
         place = options.place(model, sources, cache=cache)
         places = [replace(place, seed=options.seed + index) for index in range(SEEDS)]
         designs = [
-            *(Design(place, POLICY, {"accuracy": a}) for place in places for a in ACCURACIES),
-            *(Design(place, POLICY, {"random": True}) for place in places),
-            Design(places[0], "lru"),
+            *(Design(place, one) for place in places for one in accurate),
+            *(Design(place, NamedPolicy("random", POLICY, {"random": True})) for place in places),
+            Design(places[0], NamedPolicy("lru", "lru")),
         ]
         done = run(designs, options.processes, f"anomalies, {model.name}, {cache}")
         grid = [done[i * len(ACCURACIES) : (i + 1) * len(ACCURACIES)] for i in range(SEEDS)]

@@ -7,25 +7,25 @@ itself, with its own eviction and queue, stands beside them.
 
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from analysis.contest import contest
+from analysis.contest import contest, verdict
+from analysis.contestants import MOE_INFINITY
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.experiments.domoe_overall import SHOWN, verdict
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, run_cells
-from analysis.published import domoe
+from analysis.published import COMPARED, domoe
+from sim.policies.named import NamedPolicy
 
-STAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "trajectory": ("domoe", {"mode": "trajectory"}),
-    "table": ("domoe", {"mode": "table"}),
-    "table (T+M)": ("domoe", {}),
-    "moe-infinity": ("moe-infinity", {}),
-}
+STAGES = [
+    NamedPolicy("trajectory", "domoe", {"mode": "trajectory"}),
+    NamedPolicy("table", "domoe", {"mode": "table"}),
+    NamedPolicy("table (T+M)", "domoe"),
+    MOE_INFINITY,
+]
 STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over table": ("table (T+M)", "table")}
 
 
@@ -33,6 +33,7 @@ def measure(options: ExperimentOptions) -> Data:
     """All stages on each model's mixed workload (or the last one that it has), with every software profile."""
     cells = list(product(options.models, options.software))
     places = [options.place(model, model.workloads[model.mixed], software) for model, software in cells]
+    matches = contest(places, [STAGES] * len(places), options, "figure 4")
     measured = [
         {
             "model": model.name,
@@ -40,11 +41,11 @@ def measure(options: ExperimentOptions) -> Data:
             "software": Path(software).stem,
             "runs": match.runs(),
             "steps": {
-                step: {metric: match.ratio(metric, *stages).to_json() for metric in SHOWN}
+                step: {metric: match.ratio(metric, *stages).to_json() for metric in COMPARED}
                 for step, stages in STEPS.items()
             },
         }
-        for (model, software), match in zip(cells, contest(places, STAGES, options, "figure 4"), strict=True)
+        for (model, software), match in zip(cells, matches, strict=True)
     ]
     return {"cells": measured, "made": options.made()}
 
@@ -52,7 +53,7 @@ def measure(options: ExperimentOptions) -> Data:
 def sheets(data: Data) -> list[Sheet]:
     """Each step's ratio, published and simulated, then the absolute numbers of both."""
     rows = []
-    for cell, step, metric in product(data["cells"], STEPS, SHOWN):
+    for cell, step, metric in product(data["cells"], STEPS, COMPARED):
         ratio = cell["steps"][step][metric]
         claims = domoe().claims("Figure 4", metric, cell["model"], step=step)
         published = claims[0].text if claims else NOTHING
@@ -75,18 +76,18 @@ def sheets(data: Data) -> list[Sheet]:
 
 def draw(data: Data, figure: Figure) -> None:
     """Tokens/s of the stages, a panel a model, published beside each software profile."""
-    models = distinct(data["cells"], "model")
+    models, stages = distinct(data["cells"], "model"), [stage.label for stage in STAGES]
     for (ax,), model in zip(panels(figure, models, 3.2, 4, "", ["tokens/s"]), models, strict=True):
         bars: dict[str, list[float]] = {}
         if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:
-            bars["published"] = [points.get(stage, np.nan) for stage in STAGES]
+            bars["published"] = [points.get(stage, np.nan) for stage in stages]
         for cell in having(data["cells"], model=model):
-            bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in STAGES]
+            bars[f"simulated, {cell['software']}"] = [cell["runs"][stage]["tokens_per_s"] for stage in stages]
         width = 0.8 / len(bars)
         for index, (name, heights) in enumerate(bars.items()):
             colour = "0.3" if name == "published" else f"C{index - ('published' in bars)}"
-            ax.bar(np.arange(len(STAGES)) + index * width, heights, width, label=name, color=colour)
-        ax.set_xticks(np.arange(len(STAGES)) + 0.4 - width / 2, list(STAGES), fontsize=8)
+            ax.bar(np.arange(len(stages)) + index * width, heights, width, label=name, color=colour)
+        ax.set_xticks(np.arange(len(stages)) + 0.4 - width / 2, stages, fontsize=8)
         ax.xaxis.grid(visible=False)
 
 

@@ -17,8 +17,8 @@ from analysis.runs import Design, run, scene_at, spread
 from analysis.workloads import loaded
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
+from sim.policies.named import NamedPolicy
 from sim.predictors.adaptive import objective
-from sim.run.scene import SceneOptions
 
 SPACINGS = (2, 4, 8, 16)
 OFFSETS = (0, 1, 2, 4, 8, 16, 32)
@@ -32,29 +32,30 @@ CHOSEN: dict[str, dict[str, Any]] = {
 
 def measure(options: ExperimentOptions) -> Data:
     """DoMoE with predictions at evenly spaced and at chosen layers, on every model, with every software profile."""
-    jobs: list[tuple[str, SceneOptions, str, dict[str, Any]]] = []
+    jobs: list[tuple[str, Design]] = []
     for model, software in product(options.models, options.software):
         sources = next(iter(model.workloads.values()))
         n_layers = loaded(sources[0].path).n_layers
         even = ["all", *(f"every:{n}" for n in SPACINGS if n < n_layers), f"every:{n_layers}"]
         place = options.place(model, sources, software)
         sets = {layers: {"layers": layers} for layers in even} | CHOSEN
-        jobs += [(model.name, place, name, values) for name, values in sets.items()]
-    expected = spread(_expected, jobs, options.processes, "predicting costs")
-    outcomes = run([Design(place, "domoe", values) for _, place, _, values in jobs], options.processes, "adaptive")
+        jobs += [(model.name, Design(place, NamedPolicy(name, "domoe", values))) for name, values in sets.items()]
+    designs = [design for _, design in jobs]
+    expected = spread(_expected, designs, options.processes, "predicting costs")
+    outcomes = run(designs, options.processes, "adaptive")
     points = [
-        {"model": model, "layers": layers, **costs, "tpot_ms": _ms(outcome.report.tpot_ms.mean), **outcome.to_json()}
-        for (model, _, layers, _), costs, outcome in zip(jobs, expected, outcomes, strict=True)
+        {"model": model, "layers": design.policy.label, **costs, "tpot_ms": _ms(outcome.report.tpot_ms.mean)}
+        | outcome.to_json()
+        for (model, design), costs, outcome in zip(jobs, expected, outcomes, strict=True)
     ]
     return {"points": points, "made": options.made()}
 
 
-def _expected(job: tuple[str, SceneOptions, str, dict[str, Any]]) -> Data:
+def _expected(design: Design) -> Data:
     """The expected cost of a set of layers and what it is made of."""
-    _, place, _, values = job
-    here = scene_at(place)
+    here = scene_at(design.scene)
     setting = Setting(here.model, here.budget, here.profile, here.seed, here.hardware, here.software)
-    policy = make_policy("domoe", setting, values)
+    policy = make_policy("domoe", setting, design.policy.values)
     assert isinstance(policy, Domoe)
     level, n_experts = here.trace.meta["embedding"]["prefill_layer"], here.trace.n_experts
     at = policy.prediction_layers(level, n_experts, here.trace.n_layers)

@@ -4,42 +4,40 @@ The paper does not state its cache size, and it decides most. What is predicted 
 """
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from analysis.contest import contest
+from analysis.contestants import CHOICES, DOMOE, ENTRIES, MOE_INFINITY, TABLELESS
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.experiments.domoe_overall import CHOICES, DOMOE, ENTRIES, TABLELESS
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, domoe
 from analysis.runs import Design, Outcome, replayed_design
+from sim.policies.named import NamedPolicy
 from sim.run.terms import TooSmallError
 
 _NONE: dict[str, float | None] = {"value": None, "low": None, "high": None}
 CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
-RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fmoe, N": ("fmoe", {"entries": ENTRIES, **CHOICES[DOMOE]}),
-    "moe-infinity": ("moe-infinity", {}),
-    **TABLELESS,
-}
+OTHERS = [NamedPolicy("fmoe, N", "fmoe", {"entries": ENTRIES, **CHOICES[DOMOE]}), MOE_INFINITY, *TABLELESS]
+NAMES = [other.label for other in OTHERS]
 
 
 def measure(options: ExperimentOptions) -> Data:
     """DoMoE and others at every cache size, on each model's mixed workload (or the last one that it has)."""
     sizes = list(product(options.models, CACHES))
     places = [options.place(model, model.workloads[model.mixed], cache=cache) for model, cache in sizes]
-    matches = contest(places, {DOMOE: ("domoe", CHOICES[DOMOE]), **RIVALS}, options, "cache sizes", _tried)
+    everyone = [NamedPolicy(DOMOE, "domoe", CHOICES[DOMOE]), *OTHERS]
+    matches = contest(places, [everyone] * len(places), options, "cache sizes", _unless_too_small)
     points = [
         {
             "model": model.name,
             "workload": model.mixed,
             "cache": cache,
             "runs": match.runs(),
-            "over": {one: match.ratio("throughput", DOMOE, one).to_json() for one in RIVALS if one in match.ran},
+            "over": {one: match.ratio("throughput", DOMOE, one).to_json() for one in NAMES if one in match.ran},
         }
         for (model, cache), match in zip(sizes, matches, strict=True)
         if DOMOE in match.ran
@@ -47,7 +45,7 @@ def measure(options: ExperimentOptions) -> Data:
     return {"points": points, "made": options.made()}
 
 
-def _tried(design: Design) -> Outcome | None:
+def _unless_too_small(design: Design) -> Outcome | None:
     """The outcome, or None where the cache is too small for the policy."""
     try:
         return replayed_design(design)
@@ -58,12 +56,12 @@ def _tried(design: Design) -> Outcome | None:
 def sheets(data: Data) -> list[Sheet]:
     """Ratios of throughput by cache size, then DoMoE's own numbers beside the bound."""
     rows = [
-        [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in RIVALS),
+        [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in NAMES),
          *run_cells(p["runs"][DOMOE], ["tokens/s", "hit"]),
          number(min(p["runs"][DOMOE]["compute_bound"], p["runs"][DOMOE]["link_bound"] or np.inf))]
         for p in data["points"]
     ]  # fmt: skip
-    columns = ["model", "cache", *(f"over {rival}" for rival in RIVALS), "tokens/s", "hit", "bound, tokens/s"]
+    columns = ["model", "cache", *(f"over {rival}" for rival in NAMES), "tokens/s", "hit", "bound, tokens/s"]
     title = f"Simulated: DoMoE's throughput over that of others by cache size, {data['points'][0]['workload']}"
     return [Sheet(title, columns, rows, notes("cache-size"))]
 
@@ -76,7 +74,7 @@ def draw(data: Data, figure: Figure) -> None:
     for (ax,), model in zip(axes, models, strict=True):
         mine = having(data["points"], model=model)
         cache = [float(p["cache"].rstrip("%")) for p in mine]
-        for index, rival in enumerate(name for name in RIVALS if name != "clairvoyant"):
+        for index, rival in enumerate(name for name in NAMES if name != "clairvoyant"):
             over = [p["over"].get(rival, _NONE) for p in mine]
             value, low, high = (np.array([ratio[k] for ratio in over], float) for k in ("value", "low", "high"))
             ax.plot(cache, value, f"C{index}o-", ms=3, label=f"over {rival}")

@@ -8,54 +8,33 @@ DoMoE stores (domains x N).
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from analysis.bootstrap import METRICS, Ratio, mean_ratio
-from analysis.contest import Contestants, contest
+from analysis.contest import contest, verdict
+from analysis.contestants import CHOICES, DOMOE, ENTRIES, MOE_INFINITY, TABLELESS
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, run_cells
-from analysis.published import ALL, Claim, Metric, domoe
+from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
+from analysis.published import ALL, COMPARED, domoe
 from analysis.runs import Outcome
 from analysis.workloads import ModelTraces
+from sim.policies.named import NamedPolicy
 
-ENTRIES = 2000
-"""N: the entries of a domain's table; the paper finds 2,000 best."""
-SHOWN: tuple[Metric, ...] = ("throughput", "hit ratio")
-"""What the paper compares systems by."""
-DOMOE = "domoe"
 RIVALS = {"fmoe": ("fmoe, N", "fmoe, 2 N", "fmoe, domains x N"), "moe-infinity": ("moe-infinity",)}
 """The paper's rivals, and the contestants that may be meant by each."""
 MEANT = [name for names in RIVALS.values() for name in names]
-CHOICES: dict[str, dict[str, Any]] = {
-    DOMOE: {"eviction": "score"},
-    "domoe, one key an entry": {"eviction": "score", "keys": "entry"},
-    "domoe, lru": {"eviction": "lru"},
-}
-"""What the paper leaves open: DoMoE's parameters; FMoE beside it evicts by the same rule.
-
-The claims are held against the first: both evict what the entries of their tables take least.
-"""
 OPEN = "fast"
 """The software profile under which what the paper leaves open is tried; the first one, where it is not run."""
 
 
-TABLELESS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lru, a layer": ("lru", {"scope": "layer"}),
-    "popularity, domain": ("popularity", {"by": "domain"}),
-    "clairvoyant": ("clairvoyant", {}),
-}
-"""Policies that predict nothing for a token, or know the future."""
-
-
-def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> Contestants:
+def contestants(model: ModelTraces, choices: Iterable[str] = CHOICES) -> list[NamedPolicy]:
     """DoMoE and FMoE by these ``choices``, MoE-Infinity, then policies that need no table."""
-    found = {name: ("domoe", CHOICES[name]) for name in choices}
+    found = [NamedPolicy(name, "domoe", CHOICES[name]) for name in choices]
     sizes = zip(RIVALS["fmoe"], (ENTRIES, 2 * ENTRIES, len(model.domains) * ENTRIES), strict=True)
     for eviction, (name, n) in product(dict.fromkeys(CHOICES[name]["eviction"] for name in choices), sizes):
-        found[_evicting(name, eviction)] = ("fmoe", {"entries": n, "eviction": eviction})
-    return found | {"moe-infinity": ("moe-infinity", {}), "previous-token": ("previous-token", {})} | TABLELESS
+        found.append(NamedPolicy(_evicting(name, eviction), "fmoe", {"entries": n, "eviction": eviction}))
+    return [*found, MOE_INFINITY, NamedPolicy("previous-token", "previous-token"), *TABLELESS]
 
 
 def _evicting(name: str, eviction: str) -> str:
@@ -130,24 +109,24 @@ def sheets(data: Data) -> list[Sheet]:
     return [
         _summary(data),
         _claims(data),
-        *(_ratios(data, metric) for metric in SHOWN),
+        *(_ratios(data, metric) for metric in COMPARED),
         _choices(data),
         *(_runs(data, software) for software in distinct(data["cells"], "software")),
     ]
 
 
-def _tried(data: Data) -> str:
+def _software_of_choices(data: Data) -> str:
     """The software under which what the paper leaves open was tried."""
     return next((m["software"] for m in data["means"] if m["ours"] != DOMOE), data["means"][0]["software"])
 
 
 def _summary(data: Data) -> Sheet:
     """Means of each model under one software profile, beside the range of what is published."""
-    software = _tried(data)
+    software = _software_of_choices(data)
     models = sorted(distinct(data["means"], "model"), key=lambda model: model == ALL)
     models = models[:1] if len(models) == 2 else models  # the mean over one model is that model's
     rows = []
-    for metric, (rival, names) in product(SHOWN, RIVALS.items()):
+    for metric, (rival, names) in product(COMPARED, RIVALS.items()):
         said = [claim for claim in domoe().claim if (claim.metric, claim.over) == (metric, rival)]
         published = f"{min(claim.least for claim in said)}–{max(claim.most for claim in said)}"
         for over in names:
@@ -162,7 +141,7 @@ def _claims(data: Data) -> Sheet:
     """Each claim of the paper beside the simulated mean of the same, for every software and reading of it."""
     rows = []
     models = dict.fromkeys([ALL, *distinct(data["means"], "model")])
-    for model, (rival, names), metric in product(models, RIVALS.items(), SHOWN):
+    for model, (rival, names), metric in product(models, RIVALS.items(), COMPARED):
         for claim, over in product(domoe().claims("Table 2", metric, model, over=rival), names):
             found = having(data["means"], model=model, metric=metric, ours=DOMOE, over=over)  # one a software
             said = [verdict(claim, mean) for mean in found]
@@ -174,17 +153,6 @@ def _claims(data: Data) -> Sheet:
     columns = ["model", "ratio of", "over", "published", *simulated, "most", "so"]
     below = notes("claims", entries=data["entries"])
     return Sheet("Table 2: published claims and simulated means", columns, rows, below, long=True)
-
-
-def verdict(claim: Claim, ratio: Data) -> str:
-    """Whether the claim lies inside the simulated interval, and if not on which side, or beyond what is possible."""
-    if ratio["low"] is None:
-        return NOTHING
-    if ratio.get("most") is not None and claim.least > ratio["most"]:
-        return "impossible"
-    if claim.meets(ratio["low"], ratio["high"]):
-        return "inside"
-    return "lower" if claim.most < ratio["low"] else "higher"
 
 
 def _ratios(data: Data, metric: str) -> Sheet:
@@ -207,7 +175,7 @@ def _over(ratios: list[Data], ours: str, metric: str) -> list[str]:
 
 def _choices(data: Data) -> Sheet:
     """The means over everything, for what the paper leaves open."""
-    software = _tried(data)
+    software = _software_of_choices(data)
     means = having(data["means"], model=ALL, software=software)
     rows = [[ours, metric, *_over(means, ours, metric)] for ours, metric in product(distinct(means, "ours"), METRICS)]
     columns = ["ours", "ratio of", *(f"over {one}" for one in MEANT)]

@@ -13,6 +13,7 @@ from analysis.pages.sheets import Sheet, notes, percent, run_cells, starred
 from analysis.published import domoe
 from analysis.runs import Design, run
 from analysis.workloads import Source, loaded
+from sim.policies.named import NamedPolicy
 from traces.schema import DECODE
 
 ENTRIES = (100, 250, 500, 1000, 1500, 2000, 2500, 3000)
@@ -30,7 +31,8 @@ def measure(options: ExperimentOptions) -> Data:
         for software, entries in product(options.software, options.entries or ENTRIES):
             if entries <= held:
                 where = {"model": model.name, "workload": workload, "held": held, "entries": entries}
-                jobs.append((where, Design(options.place(model, sources, software), "domoe", {"entries": entries})))
+                policy = NamedPolicy(f"domoe, {entries} entries", "domoe", {"entries": entries})
+                jobs.append((where, Design(options.place(model, sources, software), policy)))
     outcomes = run([design for _, design in jobs], options.processes, "figure 5")
     points = [where | outcome.to_json() for (where, _), outcome in zip(jobs, outcomes, strict=True)]
     return {"points": points, "made": options.made()}

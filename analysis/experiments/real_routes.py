@@ -23,6 +23,7 @@ from analysis.workloads import ModelTraces, by_model, loaded
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
 from sim.policies import policy_classes
+from sim.policies.named import NamedPolicy
 from sim.predictors.popularity import counts_by_domain
 from sim.run.scene import SceneOptions, lacking
 from traces.arrays import read_arrays
@@ -101,8 +102,10 @@ def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
             named = reason.replace(f"the trace {here.trace.source}", "the trace")
             refused.append({"policy": name, "reason": named.replace(here.trace.source, "the trace")})
             continue
-        variants = [dict(pair.split("=", 1) for pair in variant.split(",")) for variant in kind.variants]
-        able += [Design(place, name, values) for values in ({}, *variants)]
+        able.append(Design(place, NamedPolicy(name, name)))
+        for variant in kind.variants:
+            values = dict(pair.split("=", 1) for pair in variant.split(","))
+            able.append(Design(place, NamedPolicy(f"{name},{variant}", name, {**values})))
     return able, refused
 
 

@@ -3,12 +3,11 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ground.errors import InputError
 from ground.files import keep_apart
-from ground.output import values_of
 from ground.plots import import_matplotlib
 from ground.progress import say
 from realrun.calibrate.machine import Machine
@@ -23,7 +22,7 @@ from realrun.validate.baselines import baselines
 from realrun.validate.record import FILES, PROFILE, Record, made_by
 from sim.machine.hardware import DEFAULT_HARDWARE
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE, MEASURED
-from sim.policies import parameters_of, policy_class
+from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report
 from sim.run.prepared import PreparedRun, prepare
 from sim.run.scene import Scene, bundled_traces, lacking
@@ -57,7 +56,7 @@ def validate(options: ValidateOptions, command: str) -> Record:
         _scenes(replace(options, software=software), DEFAULT_HARDWARE, wanted)
     profile, scenes = _measured(options, machine, wanted)
     first = next(iter(scenes.values()))
-    reasons = {one.name: lacking(first, policy_class(one.name)) for one in wanted}
+    reasons = {one.name: lacking(first, one.kind) for one in wanted}
     if all(reasons.values()):  # found before experts are pinned
         raise InputError(f"nothing can be run: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}")
     provenance = {
@@ -79,24 +78,7 @@ def validate(options: ValidateOptions, command: str) -> Record:
     return record
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A policy as it was named: ``label`` is what was typed, of which ``name`` and ``values`` are the parts."""
-
-    label: str
-    name: str
-    values: dict[str, object]
-
-    @staticmethod
-    def of(label: str) -> "Contestant":
-        """From ``name,key=value,...`` or ``module:Class,...``. Raises InputError for what is no policy or parameter."""
-        name, *settings = label.split(",")
-        values = values_of(settings, f"--policies {name}:")
-        parameters_of(name, dict(values))
-        return Contestant(label, name, values)
-
-
-def _refuse(options: ValidateOptions) -> list[Contestant]:
+def _refuse(options: ValidateOptions) -> list[NamedPolicy]:
     """Refuse what can be seen to be wrong before anything is read; else the policies. Raises InputError."""
     if not 0 <= options.seconds < float("inf"):
         raise InputError(f"--seconds {options.seconds}; expected a time of 0 or more")
@@ -107,11 +89,11 @@ def _refuse(options: ValidateOptions) -> list[Contestant]:
     for option, given in (("--policies", options.policies), ("--cache", options.cache)):
         if not given:
             raise InputError(f"{option}: expected at least one")
-    return [Contestant.of(label) for label in dict.fromkeys(options.policies)]
+    return [NamedPolicy.of(label, "--policies") for label in dict.fromkeys(options.policies)]
 
 
 def _measured(
-    options: ValidateOptions, machine: Machine, wanted: Sequence[Contestant]
+    options: ValidateOptions, machine: Machine, wanted: Sequence[NamedPolicy]
 ) -> tuple[str, dict[str, Scene]]:
     """What is replayed at each cache size, and the profile that was measured for it, empty where one was named."""
     if options.hardware is not None:
@@ -125,9 +107,9 @@ def _measured(
         return text, _scenes(options, str(path), wanted)
 
 
-def _scenes(options: ValidateOptions, hardware: str, wanted: Sequence[Contestant]) -> dict[str, Scene]:
+def _scenes(options: ValidateOptions, hardware: str, wanted: Sequence[NamedPolicy]) -> dict[str, Scene]:
     """What is replayed at each cache size."""
-    learns = any(policy_class(one.name).learns for one in wanted)
+    learns = any(one.kind.learns for one in wanted)
     return {
         cache: small_scene(options.scene(hardware, cache), options.scale, options.steps, learns=learns)
         for cache in options.cache
@@ -135,7 +117,7 @@ def _scenes(options: ValidateOptions, hardware: str, wanted: Sequence[Contestant
 
 
 def _run_pairs(
-    record: Record, scenes: dict[str, Scene], wanted: Sequence[Contestant], rig: Rig, options: ValidateOptions,
+    record: Record, scenes: dict[str, Scene], wanted: Sequence[NamedPolicy], rig: Rig, options: ValidateOptions,
     stop: Callable[[], bool],
 ) -> None:  # fmt: skip
     """Add every policy at every cache size to the record, and write it after each; it is complete if none stops it."""

@@ -15,9 +15,8 @@ from ground.files import keep_apart
 from realrun.engine.replay import for_device
 from realrun.engine.small_scene import WIDTHS, first_steps
 from realrun.validate.agreement import compare
-from realrun.validate.pairs import Contestant
 from realrun.validate.record import FILES, Record, as_written
-from sim.policies import policy_class
+from sim.policies.named import NamedPolicy
 from sim.run.prepared import prepare
 from sim.run.scene import bundled_traces, code_version, scene
 
@@ -63,8 +62,8 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
         raise InputError(f"{source}: of {model}; expected runs at true size, without --scale")
     if not pairs:
         raise InputError(f"{source}: holds no pair of runs; expected one at least")
-    wanted = [Contestant.of(label) for label, _, _ in pairs]
-    learns = any(policy_class(one.name).learns for one in wanted)
+    wanted = [NamedPolicy.of(label, "--policies") for label, _, _ in pairs]
+    learns = any(one.kind.learns for one in wanted)
     for one, (label, cache, then) in zip(wanted, pairs, strict=True):
         here = scene(trace, model=model, hardware=hardware, software="measured", cache=cache, learns=learns)
         if here.trace.sha256 != sha256:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.contest import verdict
 from analysis.experiment import Data
 from analysis.experiments import EXPERIMENTS, anomalies, predictors, real_routes
 from analysis.experiments import domoe_ablation as ablation
@@ -25,6 +26,7 @@ from analysis.runs import Design, run, spread
 from analysis.workloads import by_model
 from ground.errors import InputError
 from sim.machine.hardware import Hardware
+from sim.policies.named import NamedPolicy
 from sim.run.scene import bundled_traces
 from tests.support.analysis_worlds import DOMAINS, EXPERTS, LAYERS, domain_trace, domain_traces
 from tests.support.places import REPOSITORY
@@ -109,7 +111,7 @@ def test_means_are_over_workloads(measured: dict[str, Data]) -> None:
 
 
 def test_fmoe_is_given_three_table_sizes_and_the_same_eviction(options: ExperimentOptions) -> None:
-    by_name = {name: values for name, (_, values) in overall.contestants(options.models[0]).items()}
+    by_name = {one.label: one.values for one in overall.contestants(options.models[0])}
     sizes = [values["entries"] for values in by_name.values() if "entries" in values and values["eviction"] == "score"]
     assert sizes == [2000, 4000, len(DOMAINS) * 2000]
     for ours, over in product(overall.CHOICES, overall.RIVALS["fmoe"]):
@@ -128,7 +130,7 @@ def test_fmoe_is_given_three_table_sizes_and_the_same_eviction(options: Experime
 )
 def test_verdicts(low: float | None, high: float | None, most: float, said: str) -> None:
     claim = Claim(figure="T", where="s", metric="throughput", model="m", over="fmoe", low=1.32, high=1.5)
-    assert overall.verdict(claim, {"low": low, "high": high, "most": most}) == said
+    assert verdict(claim, {"low": low, "high": high, "most": most}) == said
 
 
 def test_the_ablation_sets_each_stage_beside_the_one_before(measured: dict[str, Data]) -> None:
@@ -284,7 +286,7 @@ def test_without_embeddings_there_is_one_line(tmp_path: Path) -> None:
 def test_two_workers_give_what_one_gives(options: ExperimentOptions) -> None:
     model = options.models[0]
     designs = [
-        Design(options.place(model, sources), policy)
+        Design(options.place(model, sources), NamedPolicy.of(policy))
         for sources in model.workloads.values()
         for policy in ("lru", "domoe")
     ]
@@ -297,7 +299,7 @@ def test_two_workers_give_what_one_gives(options: ExperimentOptions) -> None:
 def test_what_a_worker_refuses_is_told(options: ExperimentOptions) -> None:
     place = options.place(options.models[0], options.models[0].workloads["law"])
     with pytest.raises(InputError, match="unknown"):
-        run([Design(place, "lru"), Design(place, "no-such-policy")], 2)
+        run([Design(place, NamedPolicy(name, name)) for name in ("lru", "no-such-policy")], 2)
 
 
 def test_software_named_twice_is_run_once() -> None:
