@@ -38,8 +38,8 @@ def keep_apart(
     written = [(option, Path(path)) for option, path in outputs.items() if path is not None and str(path) != "-"]
     for option, path in written:
         _check_writable(path, f"{option} {path}")
-    for option, (name, names) in (folders or {}).items():
-        folder = Path(name)
+    for option, (made, names) in (folders or {}).items():
+        folder = Path(made)
         _check_makeable(folder, f"{option} {folder}")
         inside = [(option, folder / name) for name in names]
         for _, path in inside:

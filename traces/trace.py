@@ -194,7 +194,7 @@ def _pack(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 def _parse_meta(stored: np.ndarray) -> dict[str, Any]:
     """The meta object of its stored form: a 0-d text or UTF-8 bytes."""
 
-    def refuse(constant: str) -> None:
+    def refuse_constant(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
     if stored.dtype.kind == "U" and stored.ndim == 0:
@@ -204,7 +204,7 @@ def _parse_meta(stored: np.ndarray) -> dict[str, Any]:
     else:
         raise InputError(f"array 'meta': dtype {stored.dtype} of shape {stored.shape}, expected JSON text")
     try:
-        meta = json.loads(text, parse_constant=refuse)
+        meta = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         raise InputError(f"array 'meta': not JSON: {error}") from None
     except RecursionError:
@@ -223,14 +223,14 @@ def _stored(name: str, array: np.ndarray, meta: dict[str, Any]) -> np.ndarray:
     if dtype.kind == "f":
         return _floats(name, array, dtype)
     if name == "experts":
-        check_width(array, meta["model"]["experts"], f"array {name!r}", meta)
+        note_width(array, meta["model"]["experts"], f"array {name!r}", meta)
     if name in ("embeddings", "prefill_embeddings") and array.dtype.kind == "f":
         raise InputError(f"array {name!r}: dtype {array.dtype}, expected int8 (quantised, with embedding_scale)")
     return np.ascontiguousarray(integers(array, dtype, f"array {name!r}"))
 
 
-def check_width(ids: np.ndarray, experts: int, where: str, meta: dict[str, Any]) -> None:
-    """Refuse 8-bit ids that can be read in two ways in a model of ``experts``; note the rest in ``meta["notes"]``.
+def note_width(ids: np.ndarray, experts: int, where: str, meta: dict[str, Any]) -> None:
+    """Note in ``meta["notes"]`` that ids of a model of ``experts`` had 8 bits; refuse those that are read in two ways.
 
     In unsigned 8 bits a filler of -1 reads as 255, in signed 8 bits 255 reads as -1, and ids from 256 have wrapped.
     """

@@ -286,5 +286,5 @@ def _check_lookahead(trace: TraceArrays) -> None:
     last, where = trace.lookahead[:, -1], "last routed layer"
     refuse(
         last != -1,
-        lambda *at: f"array 'lookahead', row {at[0]}, {where}: expert {last[at]}, expected -1 (no layer follows)",
+        lambda *row: f"array 'lookahead', row {row[0]}, {where}: expert {last[row]}, expected -1 (no layer follows)",
     )

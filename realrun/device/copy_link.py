@@ -48,6 +48,8 @@ class CopyLink(LinkQueue):
         stamped: copy each expert's stamp after its bytes.
     """
 
+    cache: DeviceCache
+
     def __init__(
         self,
         cache: DeviceCache,
@@ -59,7 +61,6 @@ class CopyLink(LinkQueue):
         stamped: bool = False,
     ) -> None:
         super().__init__(cache, chunks, discipline, counters)
-        self.slots = cache
         self._store, self._device, self._stamped = store, device, stamped
         self._flying: deque[tuple[Event, int, Transfer | None]] = deque()
         self._handed = 0  # bytes handed over and not known to have arrived
@@ -70,18 +71,6 @@ class CopyLink(LinkQueue):
         whole = store.size <= SMALL_BYTES
         self._piece = store.size if whole else min(PIECE_BYTES, max(1, store.size // chunks))
         self._ahead = PIECES_AHEAD * self._piece
-
-    def request_present(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Make the requests for what is there or under way, which keeps it, and return the others."""
-        state, transfers, passed = self.cache.state, self.transfers, self.passed
-        kept: list[tuple[int, int, int]] = []
-        others: list[tuple[int, int, int]] = []
-        for request in requests:
-            transfer = transfers.get(request[0])
-            under_way = transfer is not None and not self._out_of_date(transfer, passed + 1)
-            (kept if under_way or state[request[0]] else others).append(request)
-        self.request_all(kept)
-        return others
 
     def kick(self, some: bool = False) -> None:
         """Let demands overtake and hand over what may move; called after every change that the engine makes.
@@ -189,8 +178,8 @@ class CopyLink(LinkQueue):
         transfer.moved = end
         if not self._flying:
             self._busy_since = time.perf_counter_ns()
-        slot, whole = self.slots.slot[expert], end == transfer.body
-        source, target = self._store.expert(expert), self.slots.rows[slot]
+        slot, whole = self.cache.slot[expert], end == transfer.body
+        source, target = self._store.expert(expert), self.cache.rows[slot]
         if end - begin > LONG_BYTES and self._queue and not self._demands:
             self._device.copy(target, source, begin, end - self._piece)
             self._flying.append((self._passed(), end - self._piece - begin, None))
@@ -200,7 +189,7 @@ class CopyLink(LinkQueue):
             self._flying.append((self._passed(), end - begin, None))
             return
         if self._stamped:
-            self._device.copy(self.slots.stamps[slot], self._store.stamps[expert])
+            self._device.copy(self.cache.stamps[slot], self._store.stamps[expert])
         # The event of a whole expert is waited for by others: it is not used again.
         landed: Any = self._device.copies.record()
         self._flying.append((landed, end - begin, transfer))

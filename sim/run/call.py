@@ -106,7 +106,7 @@ class LayerCalls:
                 else:
                     found[i] = MISS
                     missed = True
-            rules[pool[expert]].needed(expert, next_call[i])
+            rules[pool[expert]].needed(expert, next_call[i])  # as cache.needed: a look-up is no place for one call more
         self.late, self.missed, self.hosted = late, missed, hosted
         self.others = self._insist(call) if self.plan.ring else []
         link.passed = call

@@ -186,6 +186,18 @@ class LinkQueue(ABC):
             if observer:
                 observer.requested(self.now, expert, call, outcome)
 
+    def request_present(self, requests: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Make the requests for what is there or under way, which keeps it, and return the others."""
+        state, transfers, passed = self.cache.state, self.transfers, self.passed
+        kept: list[tuple[int, int, int]] = []
+        others: list[tuple[int, int, int]] = []
+        for request in requests:
+            transfer = transfers.get(request[0])
+            under_way = transfer is not None and not self._out_of_date(transfer, passed + 1)
+            (kept if under_way or state[request[0]] else others).append(request)
+        self.request_all(kept)
+        return others
+
     def forget_if_passed(self, expert: int, call: int) -> None:
         """Drop a queued prefetch of ``expert`` that was for a call before ``call``."""
         transfer = self.transfers.get(expert)

@@ -76,7 +76,6 @@ class ExpertCache:
         self._last_wanted: dict[int, list[int]] = {}
         """The experts whose last call each was when they were asked for."""
         self._passed = -1
-        self.evictions = 0
 
     def needed(self, expert: int, next_call: int = NEVER) -> None:
         """A call needs ``expert``: tell its pool's rule."""
@@ -111,7 +110,6 @@ class ExpertCache:
                 return None
             for other in victims:
                 self.release(other)
-            self.evictions += len(victims)
         self.free[pool] -= size
         self.state[expert] = LOADING
         self.used[expert] = 0
@@ -150,7 +148,9 @@ class ExpertCache:
             self._pass(passed)
         state, pinned = self.state, self.pinned
         near = candidates[:NEAR]
-        for wanted in (False, True)[: 1 + demand]:
+        for wanted in (False, True):
+            if wanted and not demand:
+                break
             fits = filter if wanted else filterfalse
             for other in chain(fits(self._wanted.__getitem__, near), self._beyond(candidates, NEAR, wanted)):
                 if state[other] == RESIDENT and not pinned[other]:
@@ -163,10 +163,11 @@ class ExpertCache:
     def _beyond(self, candidates: "array[int]", first: int, wanted: bool) -> Iterator[int]:
         """Those of ``candidates`` from place ``first`` on that are wanted, or not, in order, all found at once."""
         flags = np.frombuffer(self._wanted, np.uint8).take(np.frombuffer(candidates, np.int64)).tobytes()
-        place = flags.find(wanted, first)
+        flag = b"\x01" if wanted else b"\x00"  # bytes find the next place faster than numpy finds all
+        place = flags.find(flag, first)
         while place >= 0:
             yield candidates[place]
-            place = flags.find(wanted, place + 1)
+            place = flags.find(flag, place + 1)
 
     def _pass(self, passed: int) -> None:
         """Note that nobody wants experts any more for the calls up to ``passed``."""

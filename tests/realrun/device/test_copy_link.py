@@ -139,7 +139,7 @@ def test_what_is_handed_over_of_an_expert_is_all_of_it_once_and_in_order(
         recorded.link._piece = SIZE // chunks
         recorded.link._ahead = 2 * recorded.link._piece
     for call, (expert, demand) in enumerate(wishes, 1):
-        if recorded.link.slots.state[expert] == 2:
+        if recorded.link.cache.state[expert] == 2:
             continue
         if demand:
             recorded.link.demand(expert)
