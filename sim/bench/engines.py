@@ -25,8 +25,8 @@ from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.run.simpy_engine import Run
 from sim.workload import Workload, batched, workload
+from traces.assemble import assemble
 from traces.models.known import model_spec
-from traces.schema import DECODE
 from traces.trace import Trace
 
 T = TypeVar("T")
@@ -89,8 +89,7 @@ def synthetic_trace(tokens: int, model: str = "mixtral-8x7b", seed: int = 0) -> 
         topic = 0.95 * topic + 0.3 * rng.standard_normal(shape)
         score = base + 2 * topic + rng.gumbel(size=shape)
         routes[t] = np.argsort(-score, axis=1)[:, : spec.top_k]
-    rows = np.arange(tokens, dtype=np.int32)
-    return Trace(
+    return assemble(
         meta={
             "schema": 1,
             "model": {"name": model, "experts": spec.experts, "top_k": spec.top_k},
@@ -98,14 +97,10 @@ def synthetic_trace(tokens: int, model: str = "mixtral-8x7b", seed: int = 0) -> 
             "text": {"source": "none", "licence": "none"},
             "decoding": {"mode": "synthetic"},
         },
-        layers=np.array(spec.moe_layers, np.int32),
+        layers=list(spec.moe_layers),
         experts=routes,
-        token=np.full(tokens, -1, np.int32),
-        sequence=np.zeros(tokens, np.int32),
-        position=rows,
-        phase=np.full(tokens, DECODE, np.uint8),
+        lengths=np.array([tokens]),
         domain=np.array(["synthetic"]),
-        split=np.array(["eval"]),
         sequence_id=np.array(["0"]),
     )
 
