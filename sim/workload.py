@@ -5,6 +5,7 @@ are worked out once, before any engine runs; an engine only adds the transfers.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -131,22 +132,22 @@ class Workload:
         """Layer calls of the run, S * L."""
         return len(self.layer_ns)
 
-    @property
+    @cached_property
     def call(self) -> np.ndarray:
         """The call of each look-up (N,)."""
         return np.repeat(np.arange(self.n_calls), np.diff(self.offsets))
 
-    @property
+    @cached_property
     def single(self) -> np.ndarray:
         """Whether all experts of a call have one row each, a call (C,) bool."""
         return np.maximum.reduceat(np.append(self.tokens, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0) == 1
 
-    @property
+    @cached_property
     def lookup_phase(self) -> np.ndarray:
         """PREFILL or DECODE, a look-up (N,)."""
         return self.schedule.phase[self.call // self.n_layers]
 
-    @property
+    @cached_property
     def lookup_bytes(self) -> np.ndarray:
         """Bytes of each look-up's expert (N,)."""
         return np.array(self.expert_bytes, np.int64)[self.expert // self.n_experts]

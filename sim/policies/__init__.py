@@ -1,4 +1,4 @@
-"""Offloading policies, one file each, found by name.
+"""Offloading policies, found by name: a file each, but for those that differ in their eviction rule alone (recency.py).
 
 Names come from three places: the modules of this package, the entry-point group ``moe_replay.policies`` of installed
 packages, and ``module:Class`` for one that is only importable.

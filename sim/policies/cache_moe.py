@@ -22,7 +22,7 @@ from pydantic import Field
 
 from sim.plan import Plan
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import best_first
+from sim.predictors.decode_requests import best_first
 from sim.view import View
 
 

@@ -18,10 +18,10 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.plan import Plan, Requests, Values
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import best_first, each_step
 from sim.predictors.activations import ActivationMatrices
 from sim.predictors.adaptive import Estimate, estimate, held_out, sampled, shortest
 from sim.predictors.base import Predictor, top
+from sim.predictors.decode_requests import best_first, each_step
 from sim.predictors.domain import Domain
 from sim.predictors.matching import Matching, Reading
 from sim.predictors.neighbours import Keys, Neighbours

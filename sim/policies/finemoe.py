@@ -28,7 +28,7 @@ from pydantic import Field
 
 from sim.plan import Plan, Requests, Values
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import each_step
+from sim.predictors.decode_requests import each_step
 from sim.predictors.expert_maps import ExpertMaps
 from sim.view import View
 

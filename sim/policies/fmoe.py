@@ -26,8 +26,8 @@ from pydantic import Field
 
 from sim.plan import Plan, Values
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
+from sim.predictors.decode_requests import best_first, each_step
 from sim.predictors.global_table import GlobalTable
 from sim.predictors.neighbours import Keys
 from sim.view import View

@@ -33,8 +33,8 @@ from pydantic import Field
 
 from sim.plan import Plan, Requests, Values
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import each_step
 from sim.predictors.activations import ActivationMatrices, shares
+from sim.predictors.decode_requests import each_step
 from sim.view import View
 
 EPS = 1e-6

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from sim.plan import Plan
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import best_first
 from sim.predictors.base import Predictor, top
+from sim.predictors.decode_requests import best_first
 from sim.predictors.oracle import Oracle, RandomGuess
 from sim.view import View
 

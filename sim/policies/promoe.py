@@ -21,8 +21,8 @@ from pydantic import Field
 
 from sim.plan import Plan
 from sim.policies.base import Parameters, Policy
-from sim.policies.decode import best_first, each_step
 from sim.predictors.base import top
+from sim.predictors.decode_requests import best_first, each_step
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
 
