@@ -51,7 +51,7 @@ def calibrate(
 def lookup(
     *, json: Annotated[Output | None, Help("write all times here as well")] = None, device: Device = "cuda"
 ) -> None:
-    """Time a look-up in DoMoE's two tables in every way that it can be done, and check each against float64.
+    """Time a search in DoMoE's two tables in every way that it can be done, and check each against float64.
 
     For example:
 

@@ -58,7 +58,7 @@ class ReplayOptions(SceneOptions):
         Discipline | None, Help("in which order copies wait for the link; default: the policy's own")
     ] = None
     chunks: Annotated[
-        WholeNumber | None, Help("into how many pieces a copy is cut; default: the policy's own number")
+        WholeNumber | None, Help("into how many chunks a copy is cut; default: the policy's own number")
     ] = None
     engine: Annotated[Engine, Help("what executes the run; all give the same result, auto is fastest")] = "auto"
     cold: Annotated[bool, Help("begin each sequence with an empty cache, as published replays do")] = False
@@ -126,12 +126,13 @@ def replay_command(
     here = scene_of(options, learns=one.kind.learns)
     _announce(here, "simpy" if timeline else options.engine)
     watch = open_timeline(timeline, here.work.n_layers, here.work.n_experts) if timeline else nullcontext()
-    with written(json) as write, watch as observer, _progress(here) as advance:
-        result = options.replay(here, one, advance(one.name), observer)
+    with written(json) as write, watch as observer:
+        with _progress(here) as advance:
+            result = options.replay(here, one, advance(one.name), observer)
+        show(report_view(result), json)  # before what a full disk may refuse
         write(result.to_json())
     if timeline is not None:
         say(f"{printable(shown_path(timeline))}: to be opened in https://ui.perfetto.dev")
-    show(report_view(result), json)
 
 
 @app.command
@@ -168,18 +169,19 @@ def compare(
         wanted = [one for one in wanted if one.name not in unfit]
     _announce(here, options.engine)
     results, small = [], []
-    with written(json) as write, _progress(here) as advance:
-        for one in wanted:
-            try:
-                results.append(options.replay(here, one, advance(one.label)))
-            except TooSmallError:
-                if policy is not None or here.budget < max(here.model.expert_bytes):
-                    raise
-                small.append(one.label)
+    with written(json) as write:
+        with _progress(here) as advance:
+            for one in wanted:
+                try:
+                    results.append(options.replay(here, one, advance(one.label)))
+                except TooSmallError:
+                    if policy is not None or here.budget < max(here.model.expert_bytes):
+                        raise
+                    small.append(one.label)
+        if small:
+            say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")
+        show(Comparison(results), json)  # before what a full disk may refuse
         write([result.to_json() for result in results])
-    if small:
-        say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")
-    show(Comparison(results), json)
 
 
 def _everything() -> list[str]:

@@ -229,7 +229,7 @@ class Score(_Ranked):
 class ScoreLFU(Score):
     """Lowest product of value and uses since it was loaded; ties by recency.
 
-    With a predictor's probabilities as values this evicts the largest 1 / (p x frequency), as fMoE does (arXiv
+    With a predictor's probabilities as values this evicts the largest 1 / (p x frequency), as FineMoE does (arXiv
     2502.05370, EuroSys 2026). An expert that a prefetch brought counts as used once before it is: a product of 0 would
     send away first what was just predicted.
     """

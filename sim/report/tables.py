@@ -63,7 +63,7 @@ def report_view(report: Report) -> RenderableType:
     summary.add_row("hits of MIN", most, "Belady's MIN: it knows the future, and loads nothing ahead of need")
     summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
     summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
-    summary.add_row("time per token", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
+    summary.add_row("TPOT", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
     memory = ", ".join(f"{k.replace('_', ' ')} {gib(v)}" for k, v in report.gpu_bytes.items())
     summary.add_row("GPU memory", f"{gib(sum(report.gpu_bytes.values()))} GiB", memory)
     phases = Table(title="what look-ups found, and where the time went", title_justify="left")

@@ -107,7 +107,7 @@ def prepare(
         policy: a name, or ``module:Class``.
         values: the policy's parameters, those that are not to be the default.
         discipline: the order of the link's queue instead of the policy's own: fifo, demand-first or preemptive.
-        chunks: into how many pieces a transfer is cut, instead of the policy's own number.
+        chunks: into how many parts a transfer is cut, instead of the policy's own number.
 
     Raises InputError for anything wrong with policy, parameters or plan, and of its kinds
     ``sim.run.terms.TooSmallError`` where the cache is too small for the policy.
