@@ -17,6 +17,8 @@ from ground.text import printable_lines
 
 WIDTH = 200
 """Characters of a line where no terminal sets a limit."""
+LEAST_WIDTH = 20
+"""What COLUMNS must say at least: in less, nothing can be read."""
 
 
 @contextmanager
@@ -28,11 +30,15 @@ def written(target: str | None) -> Iterator[Callable[[object], None]]:
         yield lambda data: print(json.dumps(data, indent=1, allow_nan=False))
     else:
         with atomic_path(target) as part:
-            yield lambda data: _write(part, data)
+            yield lambda data: _write(part, target, data)
 
 
-def _write(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def _write(path: Path, target: str, data: object) -> None:
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # a full disk does not say whose file it could not hold
+        raise type(error)(error.errno, error.strerror, target) from error
 
 
 class _Inert(Console):
@@ -57,5 +63,6 @@ def show(view: RenderableType, target: str | None) -> None:
     if target != "-":
         # Names that people gave may hold brackets and colons, which are neither styles nor smileys.
         plain: dict[str, Any] = {"markup": False, "emoji": False}
-        asked = sys.stdout.isatty() or "COLUMNS" in os.environ
+        columns = os.environ.get("COLUMNS", "")
+        asked = int(columns) >= LEAST_WIDTH if columns.isdecimal() else sys.stdout.isatty() or bool(columns)
         _Inert(width=None if asked else WIDTH, **plain).print(view)

@@ -62,6 +62,22 @@ def _switch(field: str, value: object) -> None:
         raise _at_fault(field, value, "True or False")
 
 
+def _whole(**given: Any) -> list[np.ndarray]:
+    """The columns as int64: a fraction that was cut off would be another request without a word."""
+    columns = {name: np.asarray(column) for name, column in given.items()}
+    for name, column in columns.items():
+        if column.shape != columns["moment"].shape or column.ndim != 1:
+            raise _at_fault(f"requests.{name}", column.shape, f"as many as moments, {columns['moment'].shape}")
+        if column.size and column.dtype.kind not in "iuf":
+            raise _at_fault(f"requests.{name}", column.dtype.name, "whole numbers")
+        if column.dtype.kind in "uf" and column.size:
+            odd = ~((column == np.floor(column)) & (np.abs(column) < 2.0**63))
+            if odd.any():
+                i = int(odd.argmax())
+                raise _at_fault(f"requests.{name}[{i}]", column[i].item(), "a whole number of 64 bits")
+    return [column.astype(np.int64) for column in columns.values()]
+
+
 @dataclass(frozen=True)
 class Requests:
     """Prefetches that a policy asks for, grouped by moment.
@@ -84,10 +100,15 @@ class Requests:
     def build(
         moment: np.ndarray, call: np.ndarray, expert: np.ndarray, priority: np.ndarray | None = None
     ) -> "Requests":
-        """Group requests given one a row (all (N,)) in any order; ``priority`` defaults to the call."""
+        """Group requests given one a row (all (N,)) in any order; ``priority`` defaults to the call.
+
+        Raises PlanError, naming the field, unless all are whole numbers and equally many.
+        """
+        moment, call, expert, ranks = _whole(
+            moment=moment, call=call, expert=expert, priority=call if priority is None else priority
+        )
         order = np.argsort(moment, kind="stable")
-        moment, call, expert = (np.asarray(a, np.int64)[order] for a in (moment, call, expert))
-        ranks = call if priority is None else np.asarray(priority, np.int64)[order]
+        moment, call, expert, ranks = moment[order], call[order], expert[order], ranks[order]
         distinct, first = np.unique(moment, return_index=True)
         return Requests(distinct, np.append(first, len(moment)), call, expert, ranks)
 
@@ -97,8 +118,9 @@ class Requests:
 
         At equal priority the smaller expert goes first. All that a moment asks of one expert is for one call.
         """
-        order = np.lexsort((expert, priority, moment))
-        moment, call, expert, priority = (np.asarray(a, np.int64)[order] for a in (moment, call, expert, priority))
+        columns = _whole(moment=moment, call=call, expert=expert, priority=priority)
+        order = np.lexsort((columns[2], columns[3], columns[0]))
+        moment, call, expert, priority = (column[order] for column in columns)
         width = int(expert.max(initial=0)) + 1
         # The best stand first, so the first of each expert and moment is its best.
         _, first = np.unique(moment * width + expert, return_index=True)

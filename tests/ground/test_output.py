@@ -43,3 +43,9 @@ def test_no_part_of_a_name_is_lost_where_its_line_breaks(name: str, width: int) 
 
 def test_what_others_named_is_no_style() -> None:
     assert shown(Text("a[red]b :smile:"), 40) == shown("a[red]b :smile:", 40) == "a[red]b :smile:\n"
+
+
+@pytest.mark.parametrize("columns", [0, 1, 19])
+def test_a_terminal_too_narrow_to_read_counts_as_unknown(columns: int) -> None:
+    assert "throughput" in shown(Text("throughput"), columns)
+    assert shown(Text("word " * 30), columns).count("\n") == 1

@@ -119,3 +119,21 @@ def test_what_is_right_runs() -> None:
         Plan(gpu_bytes=np.int64(9)),
     ):
         assert execute(WORK, plan, 4 * MS).log.finish[-1] > 0
+
+
+@pytest.mark.parametrize(
+    "field, wrong",
+    [
+        ("priority[0]", [0.5, 1]),
+        ("priority[1]", [0, np.nan]),
+        ("expert[0]", np.array([2**63, 1], np.uint64)),
+        ("call", [0]),
+        ("moment", ["a", "b"]),
+    ],
+)
+@pytest.mark.parametrize("build", [Requests.build, Requests.merged])
+def test_requests_of_no_whole_numbers_are_refused_and_not_cut_to_some(build: Any, field: str, wrong: Any) -> None:
+    given = {"moment": ints(0, 3), "call": ints(0, 3), "expert": ints(1, 2), "priority": ints(0, 0)}
+    given[field.partition("[")[0]] = np.array(wrong)
+    with pytest.raises(PlanError, match=rf"^plan: requests\.{re.escape(field)}" if field != "moment" else "requests"):
+        build(**given)

@@ -185,3 +185,11 @@ def test_names_of_any_script_under_an_ascii_locale(trace: Path, tmp_path: Path) 
     command = [sys.executable, "-m", "sim", "compare", name, "--policy", "lru", "on-demand"]
     done = subprocess.run(command, env=environment, capture_output=True, cwd=root)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("command", ["replay", "compare"])
+def test_a_full_disk_takes_the_file_and_not_the_table(said: Any, trace: Path, command: str) -> None:
+    status, out, err = said(command, trace, "--policy", "lru", "--json", "/dev/full", "--cache", "10")
+    assert status == 2 and err.endswith("error: /dev/full: No space left on device\n")
+    assert "lru" in out and "tokens/s" in out
