@@ -31,6 +31,15 @@ def first_words(text: object, most: int = 200) -> str:
     return f"{kept if space else line[: most - 4]} ..."
 
 
+def utf8(stored: bytes, name: str) -> str:
+    """The text of a file ``name``, a byte order mark left out. Raises InputError naming the line of other bytes."""
+    try:
+        return stored.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{name}: line {place}: not UTF-8 ({error})") from None
+
+
 def amount(size: int) -> str:
     """Bytes in the largest unit of which there is one at least: ``84.00 GiB``, ``1 B``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

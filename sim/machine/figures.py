@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ground.errors import InputError
 from ground.field_errors import expectation
+from ground.text import utf8
 
 
 class Checked(BaseModel):
@@ -87,8 +88,9 @@ class Profile(Checked):
     @classmethod
     def parse(cls, text: bytes | str, name: str = "profile") -> Self:
         """A profile from TOML text. Raises InputError, which ``name`` begins: field, value, what is expected."""
+        decoded = utf8(text, name) if isinstance(text, bytes) else text
         try:
-            fields = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+            fields = tomllib.loads(decoded)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name}: not valid TOML: {error}") from error
         return cls.from_dict(fields, name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.files import check_regular
-from ground.text import check_name, check_text
+from ground.text import check_name, check_text, utf8
 from traces.arrays import shown
 from traces.assemble import split_in_order
 from traces.capture.corpora import DomainText, TextRow, normalised
@@ -36,12 +36,7 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     check_regular(path)
     read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
     domains: dict[str, list[TextRow]] = {}
-    stored = Path(path).read_bytes()
-    try:
-        text = stored.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        place = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{name}: line {place}: not UTF-8 ({error})") from None
+    text = utf8(Path(path).read_bytes(), name)
     for number, line in enumerate(StringIO(text, newline=None), 1):
         if line.strip():
             row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
+from ground.text import utf8
 from traces.layer_numbers import listed
 from traces.models.configs import read_config
 from traces.models.released import RELEASED
@@ -52,8 +53,9 @@ def stored_config(name_or_path: str) -> tuple[Any, str]:
             raise InputError(f"model {name_or_path!r}: the folder holds no config.json; expected one")
     if path.suffix != ".json" and not path.is_file():
         raise InputError(f"model {name_or_path!r} is unknown; expected a config.json or one of {', '.join(RELEASED)}")
+    text = utf8(path.read_bytes(), str(path))
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=str), str(path)
+        return json.loads(text, parse_constant=str), str(path)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({error}); expected a Hugging Face config.json") from error
 

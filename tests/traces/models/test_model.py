@@ -306,7 +306,7 @@ def test_models_from_files(tmp_path) -> None:
     with pytest.raises(InputError, match="expected a JSON object"):
         model_spec(str(path))
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(InputError, match="line 1: not UTF-8"):
         model_spec(str(path))
     with pytest.raises(InputError, match=r"unknown; expected a config\.json or one of mixtral-8x7b"):
         model_spec("gpt-5")
