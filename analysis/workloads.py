@@ -1,12 +1,15 @@
 """The paper's workloads from traces at hand: law, banking, and a mixed one that interleaves all others."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ground.errors import InputError
+from ground.text import printable
 from sim.run.scene import bundled_traces
+from traces.plausibility import doubts
 from traces.trace import Trace
 
 MIXED = "mixed"
@@ -90,8 +93,16 @@ def _files(paths: Sequence[str | Path] | None) -> list[Path]:
     return files
 
 
+@cache
+def _warn(note: str) -> None:
+    """Say it on standard error once, however many parts of a report find the same trace."""
+    print(f"warning: {printable(note)}", file=sys.stderr)
+
+
 def _source(path: Path) -> Source:
     trace = Trace.load(path)
+    for doubt in doubts(trace):
+        _warn(f"{path}: {doubt}")
     trained = trace.meta.get("captured", {}).get("trained")
     seed = trained.get("seed") if isinstance(trained, dict) else None
     name, domains = str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist())))

@@ -18,6 +18,7 @@ from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, notes, percent
 from analysis.runs import spread
 from analysis.workloads import ModelTraces, Source, loaded
+from ground.errors import InputError
 from sim.policies import Setting, make_policy
 from sim.policies.domoe import Domoe
 from sim.predictors import Predictor
@@ -74,7 +75,10 @@ KINDS: dict[str, Kind] = {
 
 
 def measure(options: ExperimentOptions) -> Data:
-    """Judge every predictor on every workload, with each profile that it can be given."""
+    """Judge every predictor on every workload, with each profile that it can be given. Raises InputError."""
+    for source in (source for model in options.models for source in model.sources):
+        if not (loaded(source.path).split == "profile").any():
+            raise InputError(f"--traces {source.path}: no sequence of split profile; expected at least one")
     first = {model.name: loaded(model.sources[0].path) for model in options.models}
     jobs = [
         (model, workload, name, knowledge)
@@ -106,9 +110,7 @@ def _judged(job: tuple[ModelTraces, str, str, str]) -> Data:
     view = plain_view(whole)
     wanted = {NOTHING_LEARNED: set[str](), **_known(model, sources)}[knowledge]
     traces = [loaded(source.path) for source in model.sources if set(source.domains) & wanted]
-    profile = [
-        t.select("profile", sorted(wanted & set(t.domain.tolist()))) for t in traces if (t.split == "profile").any()
-    ]
+    profile = [t.select("profile", sorted(wanted & set(t.domain.tolist()))) for t in traces]
     result = judge(KINDS[name].build(profile, view), view, whole.experts[whole.decode_rows])
     return {"model": model.name, "workload": workload, "predictor": name, "learned_from": knowledge} | _shown(result)
 

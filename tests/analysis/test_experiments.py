@@ -330,3 +330,10 @@ def test_a_page_says_which_models_traces_are_not_bundled() -> None:
     made["traces"] = [bundled, bundled | {"sha256": "0" * 64, "model": "phi-3.5-moe"}]
     said = markdown(what, {"models": [], "made": made})
     assert said.endswith("Those of phi-3.5-moe are captures that are not bundled.\n")
+
+
+def test_predictors_refuse_a_trace_without_a_profile_before_the_work_is_spread(tmp_path: Path) -> None:
+    routes = np.random.default_rng(0).random((8, 2, 4)).argsort(axis=2)[:, :, :2]
+    make_trace(routes, n_experts=4, domain=["law"], split=["eval"]).save(tmp_path / "law.npz")
+    with pytest.raises(InputError, match=r"^--traces .*law\.npz: no sequence of split profile; expected at least one$"):
+        predictors.measure(ExperimentOptions([tmp_path], workers=2))

@@ -63,3 +63,20 @@ def test_two_traces_of_one_workload_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a folder without \.npz files"):
         (tmp_path / "empty").mkdir()
         by_model([tmp_path / "empty"])
+
+
+def test_a_doubtful_trace_is_warned_of_once_and_a_plausible_one_never(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, "law", sequences=8)
+    fixed = np.broadcast_to(np.arange(2), (32, 2, 2))
+    make_trace(fixed, n_experts=4, name="fixed", domain=["law"]).save(tmp_path / "fixed.npz")
+    by_model([tmp_path])
+    by_model([tmp_path])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path / 'fixed.npz'}: all rows take the same experts in every layer")
+
+
+def test_bundled_traces_are_not_doubted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert by_model()
+    assert capsys.readouterr().err == ""
