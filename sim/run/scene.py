@@ -174,6 +174,8 @@ def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[st
     """
     own = whole.meta["model"]
     known = builtin(str(own.get("name"))) is not None or own.get("config") is not None
+    if named is not None and builtin(named) is not None:
+        own = {**own, "config": None}  # a person who names a built-in model means its sizes
     if named is None or (known and named.lower() == str(own["name"]).lower()):
         try:
             spec = resolve_model(own, whole.layers)

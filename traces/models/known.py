@@ -64,7 +64,7 @@ def resolve_model(model: Mapping[str, Any] | str | Path, layers: Sequence[int] |
     """The model that a trace names in ``meta["model"]``, or that a person names on the command line.
 
     A mapping holds ``name``, ``experts``, ``top_k`` and, optionally, ``expert_bytes`` (one a routed layer),
-    ``config`` (for a name that is not built in) and ``part`` ("encoder" or "decoder" of an encoder-decoder model).
+    ``config`` (which holds even for a built-in name) and ``part`` ("encoder" or "decoder" of an encoder-decoder model).
     ``top_k`` and ``expert_bytes`` override the model's own; ``experts`` must agree with it. ``layers`` are the trace's
     routed layers: others than the model's are an InputError, except that an encoder-decoder model is reduced to its
     decoder (or ``part``) where these are its.
@@ -75,8 +75,10 @@ def resolve_model(model: Mapping[str, Any] | str | Path, layers: Sequence[int] |
     if not isinstance(name, str) or not name:
         raise InputError(f"meta: model.name is {name!r}; expected the name of a model")
     spec = builtin(name)
-    if spec is None and model.get("config") is not None:
-        spec = replace(read_config(model["config"], f"meta: model.config of {name}"), name=name)
+    if model.get("config") is not None:
+        own = replace(read_config(model["config"], f"meta: model.config of {name}"), name=name)
+        if spec is None or replace(own, name=spec.name, source=spec.source) != spec:
+            spec = own  # a checkpoint may bear a built-in model's name and have other sizes
     if spec is None:
         raise InputError(
             f"meta: model.name {name!r} is unknown and there is no model.config; expected one of {', '.join(RELEASED)}"

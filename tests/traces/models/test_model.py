@@ -262,6 +262,15 @@ def test_resolve_a_config_in_the_trace() -> None:
     assert (spec.name, spec.layers) == ("mini", 5)
 
 
+def test_a_trace_s_own_config_has_its_sizes_even_under_a_built_in_name() -> None:
+    """A small checkpoint in a folder named mixtral-8x7b was charged the sizes of the real one without a word."""
+    meta = {"name": "Mixtral-8x7B", "experts": 8, "top_k": 2, "config": {**MIXTRAL, "intermediate_size": 32}}
+    assert resolve_model(meta, range(32)).expert_bytes == (3 * 4096 * 32 * 2,) * 32
+    fp8 = {**MIXTRAL, "quantization_config": {"quant_method": "fp8"}}
+    assert resolve_model({**meta, "config": fp8}, range(32)).expert_bytes == (3 * 4096 * 14336,) * 32
+    assert resolve_model({**meta, "config": MIXTRAL}, range(32)) == model_spec("mixtral-8x7b")
+
+
 @pytest.mark.parametrize(
     ("change", "layers", "message"),
     [
