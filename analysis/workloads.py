@@ -93,16 +93,11 @@ def _files(paths: Sequence[str | Path] | None) -> list[Path]:
     return files
 
 
-@cache
-def _warn(note: str) -> None:
-    """Say it on standard error once, however many parts of a report find the same trace."""
-    print(f"warning: {printable(note)}", file=sys.stderr)
-
-
+@cache  # a report asks again for each of its parts
 def _source(path: Path) -> Source:
     trace = Trace.load(path)
     for doubt in doubts(trace):
-        _warn(f"{path}: {doubt}")
+        print(f"warning: {printable(f'{path}: {doubt}')}", file=sys.stderr)
     trained = trace.meta.get("captured", {}).get("trained")
     seed = trained.get("seed") if isinstance(trained, dict) else None
     name, domains = str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist())))

@@ -36,8 +36,7 @@ def read_prompts(path: str | Path, licence: str = "not stated") -> list[DomainTe
     check_regular(path)
     read = _json_row if Path(path).suffix in (".jsonl", ".json") else _text_row
     domains: dict[str, list[TextRow]] = {}
-    text = utf8(Path(path).read_bytes(), name)
-    for number, line in enumerate(StringIO(text, newline=None), 1):
+    for number, line in enumerate(StringIO(utf8(Path(path).read_bytes(), name), newline=None), 1):
         if line.strip():
             row = read(f"{name}: line {number}", line, Path(name).stem, shown(licence))
             check_name(row.domain, f"{name}: line {number}: domain")
