@@ -91,7 +91,8 @@ def passes(
     on alone: a batch of several may not pass `LengthTables.limit`, and a sequence that does may be prefilled again, in
     a pass of which the last row alone counts. Outputs of training (losses, router logits) are switched off.
 
-    Raises InputError for a token that the model does not embed, for such a batch, and for what the model raises.
+    Raises InputError for a token that the model does not embed, for such a batch, for logits that no token can be
+    chosen by (NaN, +inf), and for what the model raises.
     """
     embedded = len(model.get_input_embeddings().weight)
     _refuse_unknown_tokens(model, prompts, embedded)
@@ -173,7 +174,12 @@ def _steps(
     for step in range(new_tokens):
         logits, one = run(one)
         yield one
-        chosen = _choose(logits[:, -1].float(), prompts, step, decoding, next(draws))
+        last = logits[:, -1].float()
+        if decoding.mode != "teacher-forced":
+            for row in (alive & ~last.amax(dim=-1).isfinite()).nonzero().flatten().tolist():
+                found = f"step {step}: sequence {row} of the batch has a logit that is NaN or +inf, or none above -inf"
+                raise InputError(f"{found}; expected logits that a token can be chosen by")
+        chosen = _choose(last, prompts, step, decoding, next(draws))
         ended = torch.tensor([int(token) in eos for token in chosen.tolist()], device=device)
         if decoding.mode == "teacher-forced":
             ended |= torch.tensor([step + 1 >= len(prompt.response) for prompt in prompts], device=device)

@@ -13,6 +13,7 @@ from tests.support.tiny_moe import llama, tokenizer
 from tests.traces.capture.test_families import arrays, run
 from traces.__main__ import main
 from traces.capture.checkpoint import load
+from traces.capture.decoding import Decoding
 from traces.capture.families import FAMILIES
 from traces.capture.recorder import Recorder, recorders
 from traces.capture.routers import routed_layers
@@ -155,6 +156,31 @@ def test_a_router_that_gives_nan_is_named_with_layer_and_token(token, place):
     message = rf"^layer 1: router model.layers.1.mlp.gate gave a value that is not finite in 16 bits, for {place} of"
     with pytest.raises(InputError, match=message):
         run(model)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_logit_that_is_nan_or_infinite_is_refused_where_a_token_is_chosen_by_it(odd, mode):
+    """Sampling failed with a traceback, and greedy decoding chose a token all the same."""
+    model = decoder("mixtral")
+    lost = torch.tensor([0.0, 0.0, odd, 0.0]).reshape(-1, 1)
+    spoil = model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + lost.unsqueeze(1))
+    with pytest.raises(InputError, match=r"^step 0: sequence 2 of the batch has a logit that is NaN or \+inf"):
+        run(model, decoding=Decoding(mode=mode))
+    assert run(model, decoding=Decoding(mode="teacher-forced"))
+    spoil.remove()
+    low = torch.zeros(model.config.vocab_size).index_fill(0, torch.arange(3), -torch.inf)
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + low)
+    assert run(model, decoding=Decoding(mode=mode))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+def test_a_checkpoint_whose_last_layer_holds_nan_generates_nothing(mode):
+    model = decoder("mixtral")
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    with pytest.raises(InputError, match=r"^step 0: sequence 0 of the batch has a logit that is NaN"):
+        run(model, decoding=Decoding(mode=mode))
 
 
 def test_a_dense_model_is_told_which_families_are_known():
