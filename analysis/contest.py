@@ -9,7 +9,7 @@ from analysis.experiment import Data
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING
 from analysis.published import Claim
-from analysis.runs import Design, Outcome, replayed_design, spread
+from analysis.runs import Design, Replayed, replayed_design, spread
 from sim.policies.named import NamedPolicy
 from sim.run.scene import SceneOptions
 
@@ -18,7 +18,7 @@ from sim.run.scene import SceneOptions
 class Match:
     """Contestants that replayed the same sequences at one place, by name, and the seed of their ratios' intervals."""
 
-    ran: Mapping[str, Outcome]
+    ran: Mapping[str, Replayed]
     seed: int
 
     def runs(self) -> dict[str, dict[str, Any]]:
@@ -35,7 +35,7 @@ def contest(
     contestants: Sequence[Sequence[NamedPolicy]],
     options: ExperimentOptions,
     what: str,
-    task: Callable[[Design], Outcome | None] = replayed_design,
+    task: Callable[[Design], Replayed | None] = replayed_design,
 ) -> list[Match]:
     """Replay the contestants of each place there: a match a place.
 

@@ -31,7 +31,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Replayed:
     """What a replay gave: its report, and what each sequence had of it."""
 
     design: Design
@@ -70,7 +70,7 @@ class Outcome:
         }
 
 
-def run(designs: Sequence[Design], workers: int = 1, what: str = "replaying") -> list[Outcome]:
+def run(designs: Sequence[Design], workers: int = 1, what: str = "replaying") -> list[Replayed]:
     """Replay all designs and return their outcomes in the same order.
 
     ``workers`` processes share them; progress goes to standard error. Raises InputError for what a person got wrong.
@@ -121,12 +121,12 @@ def _one_thread_each() -> Iterator[None]:
             os.environ[_THREADS] = before
 
 
-def replayed_design(design: Design) -> Outcome:
+def replayed_design(design: Design) -> Replayed:
     """Replay one design. Raises InputError."""
     here = scene_at(design.scene)
     run = prepare(here, design.policy.name, design.policy.values)
     done = run.execute()
-    return Outcome(design, run.simulated(done), shares(here.trace, here.work, done.log))
+    return Replayed(design, run.simulated(done), shares(here.trace, here.work, done.log))
 
 
 @lru_cache(maxsize=4)

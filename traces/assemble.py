@@ -40,19 +40,10 @@ def lengths_of(offsets: np.ndarray, rows: int) -> np.ndarray:
 
 
 def assemble(
-    *,
-    meta: dict[str, Any],
-    layers: list[int],
-    experts: np.ndarray,
-    lengths: np.ndarray,
-    domain: np.ndarray,
-    sequence_id: np.ndarray,
-    prefill: np.ndarray | None = None,
-    start: np.ndarray | None = None,
-    split: np.ndarray | None = None,
-    token: np.ndarray | None = None,
-    gates: np.ndarray | None = None,
-) -> Trace:
+    *, meta: dict[str, Any], layers: list[int], experts: np.ndarray, lengths: np.ndarray, domain: np.ndarray,
+    sequence_id: np.ndarray, prefill: np.ndarray | None = None, start: np.ndarray | None = None,
+    split: np.ndarray | None = None, token: np.ndarray | None = None, gates: np.ndarray | None = None,
+) -> Trace:  # fmt: skip
     """A valid trace of ``experts`` (T, L, K) int16, the rows of S sequences one after another.
 
     ``lengths`` (S,) rows of each, ``prefill`` (S,) how many of them are prefill (default 0), ``start`` (S,) position of

@@ -19,7 +19,7 @@ from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet, notes, number, percent
-from analysis.runs import Design, Outcome, run
+from analysis.runs import Design, Replayed, run
 from sim.policies.named import NamedPolicy
 
 ACCURACIES = tuple(round(0.02 * i, 2) for i in range(51))
@@ -52,7 +52,7 @@ def measure(options: ExperimentOptions) -> Data:
     return {"accuracies": list(ACCURACIES), "models": models, "made": options.made()}
 
 
-def _found(grid: list[list[Outcome]], guessed: list[Outcome], without: Outcome) -> Data:
+def _found(grid: list[list[Replayed]], guessed: list[Replayed], without: Replayed) -> Data:
     """Throughput by seed and accuracy, and where it falls although accuracy rises."""
     speed = np.array([[outcome.tokens_per_s for outcome in row] for row in grid])
     time = np.array([[outcome.shares.ns for outcome in row] for row in grid])  # (seeds, accuracies, sequences)

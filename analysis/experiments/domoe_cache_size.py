@@ -15,7 +15,7 @@ from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, domoe
-from analysis.runs import Design, Outcome, replayed_design
+from analysis.runs import Design, Replayed, replayed_design
 from sim.policies.named import NamedPolicy
 from sim.run.terms import TooSmallError
 
@@ -45,7 +45,7 @@ def measure(options: ExperimentOptions) -> Data:
     return {"points": points, "made": options.made()}
 
 
-def _unless_too_small(design: Design) -> Outcome | None:
+def _unless_too_small(design: Design) -> Replayed | None:
     """The outcome, or None where the cache is too small for the policy."""
     try:
         return replayed_design(design)

@@ -17,7 +17,7 @@ from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, COMPARED, domoe
-from analysis.runs import Outcome
+from analysis.runs import Replayed
 from analysis.workloads import ModelTraces
 from sim.policies.named import NamedPolicy
 
@@ -76,7 +76,7 @@ def measure(options: ExperimentOptions) -> Data:
     return {"entries": ENTRIES, "cells": measured, "means": _means(drawn), "made": options.made()}
 
 
-def _most(metric: str, rival: Outcome) -> float | None:
+def _most(metric: str, rival: Replayed) -> float | None:
     """The largest ratio over ``rival`` that any policy could reach there: by both bounds, or with hits alone."""
     if metric != "throughput":
         d = rival.report.decode

@@ -18,7 +18,7 @@ from analysis.bootstrap import ratio
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number, percent, run_cells
-from analysis.runs import Design, Outcome, run, scene_at
+from analysis.runs import Design, Replayed, run, scene_at
 from analysis.workloads import ModelTraces, by_model, loaded
 from ground.cache_folder import cache_folder
 from ground.errors import InputError
@@ -109,7 +109,7 @@ def _able(place: SceneOptions) -> tuple[list[Design], list[Data]]:
     return able, refused
 
 
-def _replayed(outcomes: Sequence[Outcome]) -> Data:
+def _replayed(outcomes: Sequence[Replayed]) -> Data:
     first = outcomes[0].report
     bounds = next((o.report.bounds for o in outcomes if o.report.bounds["link_tokens_per_s"]), first.bounds)
     return {

@@ -67,7 +67,7 @@ def _data(key: str, experiment: Experiment, folder: Path, options: ExperimentOpt
         try:
             data = experiment.measure(options)
         except InputError as error:
-            raise InputError(f"{key}: {error}; --only leaves it out, --show makes a page of what is there") from None
+            raise InputError(f"{key}: {error}; --only leaves it out, --show takes the data that is there") from None
         write_text(path, text(experiment, data))
     elif path.exists():
         data = read(path, experiment)

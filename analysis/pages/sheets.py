@@ -85,10 +85,10 @@ _OF_A_RUN: dict[str, tuple[str, Callable[[float | None, int], str], int]] = {
     "TTFT ms": ("ttft_ms", number, 0),
     "efficiency": ("efficiency", percent, 1),
 }
-"""Columns of a table of runs: the key of Outcome.to_json, how it is shown, and digits behind the point."""
+"""Columns of a table of runs: the key of Replayed.to_json, how it is shown, and digits behind the point."""
 
 
 def run_cells(run: Mapping[str, Any], columns: Sequence[str], **digits: int) -> list[str]:
-    """What a run (Outcome.to_json) has in these columns; ``digits`` of some keys instead of the usual."""
+    """What a run (Replayed.to_json) has in these columns; ``digits`` of some keys instead of the usual."""
     wanted = [_OF_A_RUN[column] for column in columns]
     return [shown(run[key], digits.get(key, usual)) for key, shown, usual in wanted]

@@ -109,7 +109,7 @@ def loop_times(
     bare, deep = without_loop(hardware), replace(shrunk(model), vocab=model.vocab)
     size, steps = expert_size(deep), max(3, calls // deep.routed_layers)
     with open_rig(deep, str(machine.device), shared=2) as rig:
-        there = fitting(deep, most_bytes, rig.device.free_bytes())
+        there = experts_that_fit(deep, most_bytes, rig.device.free_bytes())
         slots = there * deep.routed_layers + SPARE_SLOTS
         here = random_scene(deep, bare, steps, there, slots * size)
         stay = staying(here, there)
@@ -128,7 +128,7 @@ def loop_times(
     return LoopTimes(resident, left, extra, _handover_us(waiting, fetched, extra), prefetching, busy, deep.top_k)
 
 
-def fitting(model: ModelSpec, most_bytes: int, free: int | None) -> int:
+def experts_that_fit(model: ModelSpec, most_bytes: int, free: int | None) -> int:
     """How many experts of each layer of ``model`` fit ``most_bytes``, and ``free`` bytes beside the rest of it.
 
     One is left out at least, to be prefetched. Raises InputError if a token's do not fit, or experts are not in bf16.

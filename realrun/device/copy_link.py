@@ -51,15 +51,9 @@ class CopyLink(LinkQueue):
     cache: DeviceCache
 
     def __init__(
-        self,
-        cache: DeviceCache,
-        store: HostStore,
-        device: Device,
-        chunks: int,
-        discipline: Discipline,
-        counters: Counters,
-        stamped: bool = False,
-    ) -> None:
+        self, cache: DeviceCache, store: HostStore, device: Device, chunks: int, discipline: Discipline,
+        counters: Counters, stamped: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(cache, chunks, discipline, counters)
         self._store, self._device, self._stamped = store, device, stamped
         self._flying: deque[tuple[Event, int, Transfer | None]] = deque()

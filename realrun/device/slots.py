@@ -36,16 +36,10 @@ class DeviceCache(ExpertCache):
     """
 
     def __init__(
-        self,
-        device: Device,
-        size: int,
-        n_layers: int,
-        n_experts: int,
-        slots: Slots,
-        eviction: str | Callable[[np.ndarray], Eviction] = "lru",
-        first_call: np.ndarray | None = None,
+        self, device: Device, size: int, n_layers: int, n_experts: int, slots: Slots,
+        eviction: str | Callable[[np.ndarray], Eviction] = "lru", first_call: np.ndarray | None = None,
         room: "Room | None" = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         sizes = (size,) * n_layers
         super().__init__(sizes, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.reserved)
         every = n_experts * n_layers

@@ -82,19 +82,10 @@ class Loop:
     """
 
     def __init__(
-        self,
-        device: Device,
-        store: HostStore,
-        shape: tuple[int, int],
-        plan: Plan,
-        terms: RunTerms,
-        predictions: Predictions,
-        *,
-        check: bool = False,
-        stop: Callable[[], bool] = lambda: False,
-        room: Room | None = None,
-        work: Workload | None = None,
-    ) -> None:
+        self, device: Device, store: HostStore, shape: tuple[int, int], plan: Plan, terms: RunTerms,
+        predictions: Predictions, *, check: bool = False, stop: Callable[[], bool] = lambda: False,
+        room: Room | None = None, work: Workload | None = None,
+    ) -> None:  # fmt: skip
         self.device: Any = device
         self.plan = plan
         self.n_layers, self.n_experts = shape
@@ -115,7 +106,7 @@ class Loop:
         self._waits_for = ("the first step", -1)
         self._looks = 0
 
-    def _copy_all(self) -> None:
+    def copy_all(self) -> None:
         """Have every expert there before the first step, which counts nowhere."""
         for expert in range(self.n_layers * self.n_experts):
             self.link.demand(expert)
@@ -238,7 +229,7 @@ class Loop:
 
     # -- the policy ----------------------------------------------------------------------------------------------
 
-    def _decide(self, decision: Decision, number: int) -> None:
+    def decide(self, decision: Decision, number: int) -> None:
         """Execute what is decided at a moment of step ``number``: new values, the work of predicting, requests."""
         thought = self._think(decision)
         self._revalue(decision)
@@ -278,7 +269,7 @@ class Loop:
             self._request(requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
-        """Make requests: for what is there or under way and the first others at once, the rest while the host waits.
+        """Make requests: for what is resident or under way and the first others at once, the rest while the host waits.
 
         None is put off beyond the next look-up, step or stream of a layer.
         """

@@ -26,13 +26,9 @@ from traces.schema import DECODE
 
 
 def run(
-    prepared: PreparedRun,
-    rig: Rig,
-    *,
-    check: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    prepared: PreparedRun, rig: Rig, *, check: bool = False, stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda steps: None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Execute a run that ``sim.run.prepared.prepare`` made, on the rig of its scene's model.
 
     The report is the simulator's with clock "measured": compute is device time between events around the kernels,

@@ -95,19 +95,10 @@ class RealRun(Loop):
     """
 
     def __init__(
-        self,
-        rig: Rig,
-        layers: Layers,
-        work: Workload,
-        routes: np.ndarray,
-        plan: Plan,
-        terms: RunTerms,
-        predictions: Predictions,
-        *,
-        keep_outputs: bool = False,
-        progress: Callable[[int], None] = lambda steps: None,
+        self, rig: Rig, layers: Layers, work: Workload, routes: np.ndarray, plan: Plan, terms: RunTerms,
+        predictions: Predictions, *, keep_outputs: bool = False, progress: Callable[[int], None] = lambda steps: None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         shape = (work.n_layers, work.n_experts)
         super().__init__(rig.device, rig.store, shape, plan, terms, predictions, work=work, **options)
         self.model, self.layers, self.work, self._routes = rig.model, layers, work, routes
@@ -158,7 +149,7 @@ class RealRun(Loop):
         self._predictions.prepare({*prediction.ns.tolist(), prediction.prompt_ns})
         self.device.synchronize()
         if self.plan.everything_resident:
-            self._copy_all()
+            self.copy_all()
         self.device.synchronize()
 
     def _warm_up(self, step: Step, served: set[int], prompt: bool) -> None:
@@ -195,7 +186,7 @@ class RealRun(Loop):
                 self._answer(self._begin_predicting(plan.prediction.prompt_ns), number)
             moment = number * (work.n_layers + 1)
             if moment in self._at_moments:
-                self._decide(self._at_moments[moment], number)
+                self.decide(self._at_moments[moment], number)
                 self.link.kick()
             for layer in range(work.n_layers):
                 call = number * work.n_layers + layer

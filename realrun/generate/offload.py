@@ -47,7 +47,7 @@ class OffloadLoop(Loop):
         self.link.kick()
         decision = decide()
         if decision is not None:
-            self._decide(decision, self.step)
+            self.decide(decision, self.step)
         if self.calls.streams(call):
             self._stream_layer(call + 1)
         self.link.kick()

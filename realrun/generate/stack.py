@@ -95,7 +95,7 @@ class OffloadedStack(Listener):
         loop = self.loop
         if loop.plan.everything_resident:
             self.device.synchronize()
-            loop._copy_all()
+            loop.copy_all()
         self._handles = listen(self.model, self.part, self.layers, self)
         for layer, weights in enumerate(self.weights):
             self._handles += weights.stand_in(partial(self._slot_of, layer))
@@ -135,7 +135,7 @@ class OffloadedStack(Listener):
         self._know_state(0, states)
         decision = self.planner.decide(0)
         if decision is not None:
-            self.loop._decide(decision, self.loop.step)
+            self.loop.decide(decision, self.loop.step)
             self.loop.link.kick()
 
     def routed(self, index: int, hidden: "torch.Tensor", output: Any) -> None:

@@ -144,17 +144,17 @@ def run_bench(tokens: int, long: int) -> tuple[list[EngineSpeed], list[CacheSpee
     rows = []
     simpy: dict[Case, float] = {}
     for case in CASES:
-        prepared = prepare(case, tokens)
+        prepared = prepared_case(case, tokens)
         rows.append(_measure_simpy(prepared, bare=case.policy == "lru" and case.model == "mixtral-8x7b"))
         simpy[case] = rows[-1].tokens_per_s
-    rows.append(_measure_simpy(prepare(Case("lru", 0.25), 4 * tokens), bare=False))
+    rows.append(_measure_simpy(prepared_case(Case("lru", 0.25), 4 * tokens), bare=False))
     if not available():
         return rows, []
     from sim.bench.cache import measure_caches
 
     caches: list[CacheSpeed] = []
     for case in CASES:
-        prepared = prepare(case, long)
+        prepared = prepared_case(case, long)
         run_compiled(prepared.work, prepared.plan, prepared.budget)
         seconds, log = _best(partial(run_compiled, prepared.work, prepared.plan, prepared.budget))
         rows.append(prepared.row("compiled", seconds, log.found == MISS, "simpy", simpy[case]))
@@ -163,7 +163,7 @@ def run_bench(tokens: int, long: int) -> tuple[list[EngineSpeed], list[CacheSpee
     return rows, caches
 
 
-def prepare(case: Case, tokens: int) -> PreparedCase:
+def prepared_case(case: Case, tokens: int) -> PreparedCase:
     """Make what a run of ``case`` needs, for a synthetic trace of ``tokens`` decode tokens."""
     spec = model_spec(case.model)
     tokens = tokens if spec.experts <= 8 else tokens // 4

@@ -25,16 +25,9 @@ def fewest_loads(
 
 @entry
 def _fewest(
-    farthest: Any,
-    offsets: np.ndarray,
-    experts: np.ndarray,
-    sizes: np.ndarray,
-    following: np.ndarray,
-    kept: np.ndarray,
-    capacity: int,
-    at_once: int,
-    loads: np.ndarray,
-) -> None:
+    farthest: Any, offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, following: np.ndarray,
+    kept: np.ndarray, capacity: int, at_once: int, loads: np.ndarray,
+) -> None:  # fmt: skip
     held = 0
     for call in range(len(offsets) - 1):
         first, last = offsets[call], offsets[call + 1]

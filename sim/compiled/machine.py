@@ -65,7 +65,7 @@ TRANSFER = np.dtype(
         ("live", np.int8),  # queued, running or paused
         ("prefetch", np.int8),
         ("demand", np.int8),
-        ("needed", np.int8),  # whoever waits for it will run it
+        ("needed", np.int8),  # a call waits for it and will run it
         ("started", np.int8),
     ],
     align=True,

@@ -39,12 +39,9 @@ class ActivationMatrices:
     name = "activation-matrix"
 
     def __init__(
-        self,
-        profile: Sequence[Trace],
-        capacity: int = 120,
-        scope: Literal["request", "iteration"] = "request",
+        self, profile: Sequence[Trace], capacity: int = 120, scope: Literal["request", "iteration"] = "request",
         seed: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.scope = scope
         self.collection = clustered(np.concatenate([matrices(trace) for trace in profile]), capacity, seed)
         self._length = np.maximum(np.sqrt((self.collection**2).sum(axis=1)), 1)

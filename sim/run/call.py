@@ -45,14 +45,9 @@ class LayerCalls:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        link: LinkQueue,
-        n_layers: int,
-        n_experts: int,
-        work: Workload | None = None,
+        self, plan: Plan, link: LinkQueue, n_layers: int, n_experts: int, work: Workload | None = None,
         host: HostCosts | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.link, self.cache, self.counters = plan, link, link.cache, link.counters
         self.n_layers, self.n_experts = n_layers, n_experts
         self.found = bytearray()  # REUSE_HIT is 0

@@ -27,16 +27,10 @@ class Execution:
 
 
 def execute(
-    work: Workload,
-    plan: Plan,
-    budget: int | RunTerms,
-    *,
-    engine: Engine = "auto",
-    discipline: Discipline | None = None,
-    chunks: int | None = None,
-    observer: Observer | None = None,
+    work: Workload, plan: Plan, budget: int | RunTerms, *, engine: Engine = "auto",
+    discipline: Discipline | None = None, chunks: int | None = None, observer: Observer | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Execution:
+) -> Execution:  # fmt: skip
     """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
 
     ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.

@@ -31,18 +31,9 @@ class Link(LinkQueue):
     """
 
     def __init__(
-        self,
-        env: Clock,
-        cache: ExpertCache,
-        *,
-        copy_ns: Callable[[int], int],
-        latency_ns: int,
-        chunks: int,
-        discipline: Discipline,
-        counters: Counters,
-        observer: Observer | None = None,
-        chained: bool = False,
-    ) -> None:
+        self, env: Clock, cache: ExpertCache, *, copy_ns: Callable[[int], int], latency_ns: int, chunks: int,
+        discipline: Discipline, counters: Counters, observer: Observer | None = None, chained: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(cache, chunks, discipline, counters, observer)
         self.env = env
         self.copy_ns = copy_ns

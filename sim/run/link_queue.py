@@ -71,13 +71,9 @@ class LinkQueue(ABC):
     """
 
     def __init__(
-        self,
-        cache: ExpertCache,
-        chunks: int,
-        discipline: Discipline,
-        counters: Counters,
+        self, cache: ExpertCache, chunks: int, discipline: Discipline, counters: Counters,
         observer: Observer | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.cache = cache
         self.chunks = chunks
         self.discipline = discipline

@@ -34,15 +34,10 @@ class ExpertCache:
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        n_experts: int,
-        capacity: Sequence[int],
-        pool: Sequence[int],
-        eviction: str | Callable[[np.ndarray], Eviction] = "lru",
-        first_call: np.ndarray | None = None,
+        self, sizes: Sequence[int], n_experts: int, capacity: Sequence[int], pool: Sequence[int],
+        eviction: str | Callable[[np.ndarray], Eviction] = "lru", first_call: np.ndarray | None = None,
         reserved: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         total = len(sizes) * n_experts
         for layer, size in enumerate(sizes):
             if capacity[pool[layer]] < size:

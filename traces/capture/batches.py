@@ -51,14 +51,9 @@ class Spool:
 
 
 def run_batch(
-    recorders: Mapping[str, Recorder],
-    prompts: list[Prompt],
-    new_tokens: int,
-    decoding: Decoding,
-    pad: int,
-    eos: set[int],
-    chunk: int | None = None,
-) -> dict[str, BatchRows]:
+    recorders: Mapping[str, Recorder], prompts: list[Prompt], new_tokens: int, decoding: Decoding, pad: int,
+    eos: set[int], chunk: int | None = None,
+) -> dict[str, BatchRows]:  # fmt: skip
     """Run prompts through the model that ``recorders`` watch: the rows of each of its parts, see decoding.passes."""
     import torch
 

@@ -145,7 +145,7 @@ def _record(
         for one in captured:
             traces.append({})
             for part, rows in one.items():
-                whole = assemble(rows, common[part], basis if part == main and about else None, about)
+                whole = trace_of_domain(rows, common[part], basis if part == main and about else None, about)
                 traces[-1][part] = whole if options.probs is None else keep_largest(whole, options.probs)
         if options.statistics_path:
             _write_statistics(Path(options.statistics_path), mains, experts, traces[0][main].meta, about)
@@ -184,7 +184,7 @@ def _text(domain: str, about: str, sources: Mapping[str, str]) -> dict[str, Any]
     return {"source": f"{domain}: {about}", "sources": dict(sources), "licence": licence}
 
 
-def assemble(one: DomainRows, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
+def trace_of_domain(one: DomainRows, common: Mapping[str, Any], basis: Basis | None, about: Mapping[str, Any]) -> Trace:
     """The Trace of a captured domain; states become stored integers if there is a basis."""
     notes = one.notes + [note.format(one.odd[kind]) for kind, note in ODD_ROUTES.items() if one.odd[kind]]
     dropped = int((one.arrays["experts"] < 0).sum())

@@ -76,14 +76,9 @@ def verify(
 
 
 def rerun(
-    trace: Trace,
-    model: str | Path,
-    *,
-    sequences: int = 4,
-    device: str = "auto",
-    adapter: str | Path | None = None,
+    trace: Trace, model: str | Path, *, sequences: int = 4, device: str = "auto", adapter: str | Path | None = None,
     experts_implementation: str | None = None,
-) -> Agreement:
+) -> Agreement:  # fmt: skip
     """Run ``sequences`` of a trace, spread evenly over it, through ``model`` again: one by one, on the tokens recorded.
 
     Raises InputError if the trace lacks the tokens for it or has other layers than the model.

@@ -66,12 +66,9 @@ class Given:
 
 
 def recognised(
-    given: Given,
-    layers: int,
-    top_k: int | None = None,
-    experts: int | None = None,
+    given: Given, layers: int, top_k: int | None = None, experts: int | None = None,
     among: Iterable[str] = builtin_models(),
-) -> RecordedModel:
+) -> RecordedModel:  # fmt: skip
     """The model that the person names or the one known model with this many routed layers, experts a token and a layer.
 
     Raises InputError if none or several fit.

@@ -69,15 +69,10 @@ class TrainingOptions:
 
 
 def train(
-    base: str | Path,
-    corpora: str | Path,
-    output: str | Path,
-    *,
-    topology: str = "mixtral-8x7b",
+    base: str | Path, corpora: str | Path, output: str | Path, *, topology: str = "mixtral-8x7b",
     domains: Sequence[str] = ("law", "banking", "counselling", "code", "math"),
-    options: TrainingOptions | None = None,
-    device: str = "auto",
-) -> dict[str, Any]:
+    options: TrainingOptions | None = None, device: str = "auto",
+) -> dict[str, Any]:  # fmt: skip
     """Upcycle the dense model ``base`` (a folder or a .gguf file), train it and save a checkpoint with its record.
 
     The folder ``output`` appears whole, with the weights, the tokenizer, ``training.json`` (the record returned) and

@@ -19,7 +19,7 @@ from realrun.calibrate.loop_times import (
     MOST_BYTES,
     SPARE_SLOTS,
     executed,
-    fitting,
+    experts_that_fit,
     random_scene,
     shrunk,
     staying,
@@ -128,7 +128,7 @@ def test_experts_that_nobody_needs_keep_the_link_busy_and_change_nothing_else(mo
 def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) -> None:
     """In simulated time, with the sizes of true models."""
     model = shrunk(model_spec(name))
-    there = fitting(model, MOST_BYTES, None)
+    there = experts_that_fit(model, MOST_BYTES, None)
     slots = there * model.routed_layers + SPARE_SLOTS
     here = random_scene(model, Hardware.load("h200"), 24, there, slots * model.expert_bytes[0])
     log = simulate(here.work, replace(staying(here, there), requests=useless(here, there)), here.budget).log
@@ -145,7 +145,8 @@ MEASURED = {(one.hidden, one.attention, one.experts) for one in Hardware.load("h
 def test_every_model_with_measured_layers_has_a_loop_of_its_own_on_an_h200(name: str) -> None:
     whole = model_spec(name)
     model = replace(shrunk(whole), vocab=whole.vocab)
-    assert model.top_k <= fitting(model, MOST_BYTES, 139 * 2**30) == fitting(model, MOST_BYTES, None) < model.experts
+    roomy = experts_that_fit(model, MOST_BYTES, 139 * 2**30)
+    assert model.top_k <= roomy == experts_that_fit(model, MOST_BYTES, None) < model.experts
 
 
 @given(st.sampled_from([name for name in builtin_models() if charged(model_spec(name))]), st.integers(0, 2**38))
@@ -154,10 +155,11 @@ def test_what_the_loop_keeps_fits_what_is_free(name: str, free: int) -> None:
     model = replace(shrunk(whole), vocab=whole.vocab)
     size = model.expert_bytes[0]
     try:
-        there = fitting(model, MOST_BYTES, free)
+        there = experts_that_fit(model, MOST_BYTES, free)
     except InputError as refused:
         least = size * (model.top_k * model.routed_layers + SPARE_SLOTS)
-        assert "too much to time" in str(refused) and free < least + model.resident_bytes + 2**31
+        short = free < least + model.resident_bytes + 2**31 or size * model.top_k * model.routed_layers > MOST_BYTES
+        assert "too much to time" in str(refused) and short
     else:
         taken = there * model.routed_layers * size
         assert taken <= MOST_BYTES and taken + SPARE_SLOTS * size + model.resident_bytes <= free

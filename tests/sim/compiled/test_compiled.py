@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sim.compiled.availability
 from ground.errors import InputError
-from sim.bench.engines import Case, prepare
+from sim.bench.engines import Case, prepared_case
 from sim.bounds import fewest_loads
 from sim.eviction import EVICTIONS, LRU
 from sim.log import Log
@@ -97,7 +97,7 @@ def test_crowded_runs_agree(world: World, seed: int, wanted: int) -> None:
     "name", [name for name, kind in policy_classes().items() if not kind.learns and not kind.needs]
 )
 def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipline) -> None:
-    stage = prepare(Case(name, 0.2), 60)
+    stage = prepared_case(Case(name, 0.2), 60)
     arguments = stage.work, stage.plan, stage.budget, discipline
     assert_same(Run(*arguments).log(), run_compiled(*arguments))
 

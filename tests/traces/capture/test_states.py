@@ -62,8 +62,8 @@ def test_states_are_the_embedding_layer_s_output_and_the_routers_inputs(family, 
     """Captured in padded batches step by step; hooked in one pass a sequence over the tokens that the trace names."""
     whole = []
     session = traces.capture.capture
-    assemble = session.assemble
-    monkeypatch.setattr(session, "assemble", lambda one, *more: whole.append(one) or assemble(one, *more))
+    trace_of_domain = session.trace_of_domain
+    monkeypatch.setattr(session, "trace_of_domain", lambda one, *more: whole.append(one) or trace_of_domain(one, *more))
     folder = saved(family, tmp_path / "model")
     lines = [" ".join(WORDS[(5 * i + j * j) % len(WORDS)] for j in range(2 + i % 6)) for i in range(12)]
     (tmp_path / "mine.txt").write_text("\n".join(lines) + "\n")
