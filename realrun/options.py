@@ -12,7 +12,7 @@ from ground.errors import InputError
 from ground.whole_number import WholeNumber
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.run.cache_size import parse_capacity
-from sim.run.scene import DEFAULT_CACHE, CacheSize, SceneOptions
+from sim.run.scene import DEFAULT_CACHE, CacheSize, SceneOptions, Split
 
 
 def _named(kind: object, tokens: Sequence[Token]) -> Path:
@@ -29,6 +29,7 @@ Device = Annotated[str, Help("where to run: cuda, cuda:1, or cpu (slow, to try t
 Check = Annotated[bool, Help("check the bytes of every expert before and after its kernels")]
 PolicySettings = Annotated[tuple[str, ...], Help("policy parameters, key=value", show_default=False)]
 JsonPath = Annotated[str | None, Help("write the report here, - is standard output", allow_leading_hyphen=True)]
+LEARNED = Help("traces to learn from (their profile split)")
 HostMemory = Annotated[
     str | None, Help("host memory that may be used, such as 120GiB; default: what the system says is free")
 ]
@@ -96,8 +97,8 @@ class ValidateOptions(DeviceOptions):
         str, Help("what predictions cost: a software profile, or measured: as --hardware has it")
     ] = "measured"
     model: Annotated[str | None, Help("the model whose dimensions are used; default: the trace's own")] = None
-    profile: Annotated[tuple[str, ...] | None, Help("traces to learn from (their profile split)")] = None
-    split: Annotated[str, Help("which sequences to replay: eval, profile or all")] = "eval"
+    profile: Annotated[tuple[str, ...] | None, LEARNED] = None
+    split: Split = "eval"
     baseline: Annotated[
         bool, Help("also time accelerate's CPU offload and plain pageable copies", negative="--no-baseline")
     ] = True
@@ -125,9 +126,7 @@ class GenerateOptions:
     set_: PolicySettings = ()
     tokens: Annotated[WholeNumber, Help("how many tokens to generate at most")] = 32
     cache: CacheSize = DEFAULT_CACHE
-    profile: Annotated[
-        tuple[str, ...], Help("traces to learn from (their profile split)", show_default=False)
-    ] = ()
+    profile: Annotated[tuple[str, ...], LEARNED, Parameter(show_default=False)] = ()
     check: Check = False
     compare: Annotated[
         bool, Help("first run the model with all experts on the GPU, which must fit, and compare")

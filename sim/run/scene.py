@@ -28,6 +28,7 @@ from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
 CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")]
+Split = Annotated[str, Help("which sequences to replay: eval, profile or all")]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class SceneOptions:
         tuple[str, ...] | None,
         Help("traces to learn from (their profile split); default: this one and the bundled ones of its model"),
     ] = None
-    split: Annotated[str, Help("which sequences to replay: eval, profile or all")] = "eval"
+    split: Split = "eval"
     batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
     seed: Annotated[WholeNumber, Help("for policies that draw at random")] = 0
 
