@@ -11,6 +11,8 @@ from typing import Any
 
 # Before numpy and torch are imported: a worker has one processor, and threads that wait for each other burn it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests say themselves how wide a terminal is, where that matters; whoever runs them does not.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 from hypothesis import settings

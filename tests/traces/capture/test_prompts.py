@@ -223,7 +223,7 @@ def test_the_command_needs_one_kind_of_text(checkpoint, tmp_path, capsys):
     out = tmp_path / "o.npz"
     command = ["capture", str(checkpoint), "-o", str(out)]
     assert main([*command, "--prompts", str(path), "--embedding", "none", "--new-tokens", "3"]) == 0
-    assert capsys.readouterr().out.split() == [str(out)]
+    assert capsys.readouterr().out == f"{out}\n"
     out.unlink()
     wrong = [[], ["--prompts", str(path), "--corpora", "x", "--domain", "law"], ["--corpora", str(tmp_path)]]
     wrong += [["--prompts", str(path), *more] for more in (["--batch", "0"], ["--chunk", "3"], ["--adapter", "x.py"])]
