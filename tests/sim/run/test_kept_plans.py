@@ -35,7 +35,7 @@ def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
     seen: dict[str, Any] = {
         field.name: getattr(plan, field.name)
         for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "prediction", "host")
+        if field.name not in ("requests", "values", "prediction", "host", "note")  # a note is of the whole run
     }
     if plan.host is not None:
         seen["host"] = [np.asarray(part).tolist() for part in vars(plan.host).values()]
