@@ -75,7 +75,7 @@ def _whole(**given: Any) -> list[np.ndarray]:
             if odd.any():
                 i = int(odd.argmax())
                 raise _at_fault(f"requests.{name}[{i}]", column[i].item(), "a whole number of 64 bits")
-    return [column.astype(np.int64) for column in columns.values()]
+    return [column.astype(np.int64, copy=False) for column in columns.values()]
 
 
 @dataclass(frozen=True)
