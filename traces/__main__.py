@@ -38,7 +38,9 @@ def train(
     batch: Annotated[WholeNumber, Help("sequences a step")] = 48,
     length: Annotated[WholeNumber, Help("tokens a sequence")] = 512,
     learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 3e-4,
-    balance: Annotated[float, Help("weight of the load-balancing loss")] = 0.02,
+    balance: Annotated[float, Help("weight of the load-balancing loss over a step")] = 0.02,
+    window_balance: Annotated[float, Help("weight of the same loss over windows of a sequence")] = 0.2,
+    window: Annotated[WholeNumber, Help("tokens a window; --length is a multiple of it")] = 128,
     redrawn: Annotated[float, Help("share of an expert's neurons that start at random")] = 0.25,
     seed: WholeNumber = 0,
     device: Annotated[str, Help("cuda, cpu, or auto")] = "auto",
@@ -58,7 +60,8 @@ def train(
     keep_apart([base, corpora], {}, folders={"--output": (output, [])})
     options = TrainingOptions(
         minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
-        learning_rate=learning_rate, balance=balance, redrawn=redrawn, seed=seed,
+        learning_rate=learning_rate, balance=balance, window_balance=window_balance, window=window,
+        redrawn=redrawn, seed=seed,
     )  # fmt: skip
     record = train_model(base, corpora, output, topology=topology, options=options, device=device)
     done = record["training"]

@@ -2,8 +2,8 @@
 
 The weights come from a small dense model by sparse upcycling (upcycle.py), the text from the allowed rows of several
 domains. Weights are bfloat16 on a GPU (float32 on a CPU) with float32 master copies; AdamW, cosine schedule with
-warm-up; a load-balancing loss a layer. Everything random hangs on one seed; with a time budget the number of steps, and
-so the weights, depend on the machine as well.
+warm-up; two load-balancing losses a layer, over the tokens of a step and over windows of a sequence. Everything random
+hangs on one seed; with a time budget the number of steps, and so the weights, depend on the machine as well.
 """
 
 import hashlib
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Hyperparameters. The budget is ``minutes`` or ``tokens``, whichever ends first (None: no such limit)."""
+    """Hyperparameters. The budget is ``minutes`` or ``tokens``, whichever ends first (None: no such limit).
+
+    ``balance`` is the weight of the load-balancing loss over all tokens of a step; ``window_balance`` that of the same
+    loss over each ``window`` of tokens in a row of one sequence (the whole of a shorter one). The second keeps a text
+    from living off few experts: the larger its weight, the less domains part.
+    """
 
     minutes: float | None = 6.0
     tokens: int | None = None
@@ -44,6 +49,8 @@ class TrainingOptions:
     learning_rate: float = 3e-4
     warm_up: float = 0.03
     balance: float = 0.02
+    window_balance: float = 0.2
+    window: int = 128
     redrawn: float = 0.25
     weight_decay: float = 0.01
     seed: int = 0
@@ -51,10 +58,15 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if self.minutes is None and self.tokens is None:
             raise InputError("training needs a budget: minutes or tokens")
-        for name in ("minutes", "tokens", "batch", "length", "learning_rate"):
+        for name in ("minutes", "tokens", "batch", "length", "learning_rate", "window"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{name} is {value}; expected above 0")
+        for name in ("balance", "window_balance"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}; expected 0 or above")
+        if self.length % min(self.window, self.length):
+            raise InputError(f"length is {self.length}; expected whole windows of {self.window} tokens")
 
     def spent(self, seconds: float, tokens: int) -> float:
         """Fraction of the budget used up."""
@@ -89,8 +101,8 @@ def train(
     dense, tokenizer = load_base(base)
     if _sha256(path) != sha256:
         raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
-    model = upcycle(dense, TOPOLOGIES[topology], options.redrawn, options.seed)
     blocks = {text.domain: pack(tokenizer, text, options.length, options.seed) for text in texts}
+    model = upcycle(dense, TOPOLOGIES[topology], options.redrawn, options.seed, _sample(blocks))
     del dense
     trained = fit(model, blocks, options, device)
     record = {
@@ -154,6 +166,15 @@ def batches(blocks: Mapping[str, np.ndarray], size: int, seed: int) -> Iterator[
         yield np.stack(rows)
 
 
+def _sample(blocks: Mapping[str, np.ndarray], tokens: int = 2048) -> "torch.Tensor":
+    """Token ids (n, T) of some blocks of every domain, about ``tokens`` in all."""
+    import torch
+
+    length = min(128, *(array.shape[1] for array in blocks.values()))
+    count = max(1, tokens // (length * len(blocks)))
+    return torch.as_tensor(np.concatenate([array[:count, :length] for array in blocks.values()]), dtype=torch.long)
+
+
 def balance_loss(logits: "torch.Tensor", uses: "torch.Tensor") -> "torch.Tensor":
     """Load-balancing loss of one layer (Switch Transformer, arXiv 2101.03961, eq. 4): E * sum of uses x probability.
 
@@ -165,11 +186,29 @@ def balance_loss(logits: "torch.Tensor", uses: "torch.Tensor") -> "torch.Tensor"
     return logits.shape[-1] * (uses * torch.softmax(logits.float(), dim=-1).mean(dim=0)).sum()
 
 
-def expert_uses(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
-    """(E,) float32: uses of each expert a token, for ids (N, K); the sum is K. Needs no wait for the device."""
+def window_balance_loss(logits: "torch.Tensor", chosen: "torch.Tensor", window: int) -> "torch.Tensor":
+    """The mean over windows of :func:`balance_loss` of each, for ``chosen`` (N, E) 1 where an expert was taken.
+
+    Rows are tokens in order; a window is ``window`` rows and must lie in one sequence.
+    """
     import torch
 
-    return (ids.reshape(-1, 1) == torch.arange(experts, device=ids.device)).float().sum(dim=0) / len(ids)
+    experts = logits.shape[-1]
+    uses = chosen.view(-1, window, experts).mean(dim=1)
+    probable = torch.softmax(logits.float(), dim=-1).view(-1, window, experts).mean(dim=1)
+    return experts * (uses * probable).sum(dim=-1).mean()
+
+
+def chosen_experts(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
+    """(N, E) float32: 1 where an expert is among a token's ids (N, K), -1 for none. Needs no wait for the device."""
+    import torch
+
+    return (ids.unsqueeze(-1) == torch.arange(experts, device=ids.device)).float().sum(dim=1)
+
+
+def expert_uses(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
+    """(E,) float32: uses of each expert a token, for ids (N, K); the sum is K."""
+    return chosen_experts(ids, experts).mean(dim=0)
 
 
 def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, device: str = "auto") -> dict[str, Any]:
@@ -234,9 +273,18 @@ def _step(
     (group,) = optimiser.param_groups
     masters = group["params"]
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    uses = [expert_uses(chosen, logits.shape[-1]) for logits, _, chosen in calls]
-    balance = torch.stack([balance_loss(call[0], used) for call, used in zip(calls, uses, strict=True)]).mean()
-    (loss + options.balance * balance).backward()
+    uses, balances, windows = [], [], []
+    for logits, _, ids_chosen in calls:
+        chosen = chosen_experts(ids_chosen, logits.shape[-1])
+        uses.append(chosen.mean(dim=0))
+        balances.append(balance_loss(logits, uses[-1]))
+        if options.window_balance:
+            windows.append(window_balance_loss(logits, chosen, min(options.window, options.length)))
+    balance = torch.stack(balances).mean()
+    evened = options.balance * balance
+    if windows:
+        evened = evened + options.window_balance * torch.stack(windows).mean()
+    (loss + evened).backward()
     for master, parameter in zip(masters, parameters, strict=True):
         master.grad = None if parameter.grad is None else parameter.grad.float()
         parameter.grad = None

@@ -2,8 +2,9 @@
 
 Every expert of a layer starts with neurons of the dense layer's MLP, all of them or a random share, some of them
 redrawn at random, so that experts differ from the first step and can specialise; attention, norms and embeddings are
-taken over; routers start at random. Where experts hold a share, their output is scaled so that those of one token stand
-in for the dense MLP. What families name differently is one table; the rest is common to all.
+taken over; routers start at random, without the directions that all tokens share. Where experts hold a share, their
+output is scaled so that those of one token stand in for the dense MLP. What families name differently is one table; the
+rest is common to all.
 """
 
 from collections.abc import Callable
@@ -79,11 +80,24 @@ def expert_weights(
     return torch.where(mask, fresh, copies)
 
 
-def upcycle(base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, seed: int = 0) -> "PreTrainedModel":
+# How many directions a router's start leaves out: those in which a layer's inputs are largest. All tokens share them, so
+# that a router that sees them sends most tokens to a few experts, above all in the last layer.
+SHARED_DIRECTIONS = 8
+# Standard deviation of a router's first logits. Far less and the router learns from noise; far more and it has decided
+# before it has learnt.
+FIRST_LOGITS = 0.6
+
+
+def upcycle(
+    base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, seed: int = 0,
+    sample: "torch.Tensor | None" = None,
+) -> "PreTrainedModel":  # fmt: skip
     """A model of ``topology`` with the weights of the dense Llama-like ``base`` (float32, on the CPU).
 
-    ``redrawn`` is the share of neurons that each expert draws anew, 0 <= redrawn <= 1. A function of its arguments.
-    Raises InputError for a share out of range or a family without a builder.
+    ``redrawn`` is the share of neurons that each expert draws anew, 0 <= redrawn <= 1. ``sample`` (n, T) are token ids
+    of text like that to come: what the dense layers make of it decides how routers and narrow experts start (random
+    tokens, the same every time, if None). A function of its arguments. Raises InputError for a share out of range or a
+    family without a builder.
     """
     import torch
 
@@ -101,7 +115,7 @@ def upcycle(base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, 
         model.model.embed_tokens.weight.copy_(dense.embed_tokens.weight)
         model.lm_head.weight.copy_(base.lm_head.weight)
         model.model.norm.load_state_dict(dense.norm.state_dict(), strict=False)
-        seen = _look(base)
+        seen = _look(base, sample)
         for layer, origin in zip(model.model.layers, origins, strict=True):
             _take_over(layer, dense.layers[origin], seen[origin], topology, redrawn, generator)
             # A layer that appears n times adds its n-th part each time, so that together they add what it did.
@@ -112,15 +126,15 @@ def upcycle(base: "PreTrainedModel", topology: Topology, redrawn: float = 0.25, 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a dense layer did with random tokens: inputs (N, H) of its MLP, root mean square of its queries and keys."""
+    """What a dense layer did with a sample: inputs (N, H) of its MLP, root mean square of its queries and keys."""
 
     inputs: "torch.Tensor"
     queries: float
     keys: float
 
 
-def _look(base: "PreTrainedModel") -> "list[_Seen]":
-    """Run random tokens (the same every time) through the dense model; what each layer did."""
+def _look(base: "PreTrainedModel", sample: "torch.Tensor | None") -> "list[_Seen]":
+    """Run the sample, or random tokens, through the dense model; what each layer did."""
     import torch
 
     inputs: list[torch.Tensor] = []
@@ -131,13 +145,14 @@ def _look(base: "PreTrainedModel") -> "list[_Seen]":
         found.append(output.square().mean().sqrt().item())
 
     dense: Any = base.model
-    ids = torch.randint(base.config.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
+    if sample is None:
+        sample = torch.randint(base.config.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
     with ExitStack() as hooks:
         for layer in dense.layers:
             hooks.enter_context(layer.mlp.register_forward_hook(lambda *call: inputs.append(call[1][0].flatten(0, 1))))
             hooks.enter_context(layer.self_attn.q_proj.register_forward_hook(partial(size, queries)))
             hooks.enter_context(layer.self_attn.k_proj.register_forward_hook(partial(size, keys)))
-        dense(input_ids=ids, use_cache=False)
+        dense(input_ids=sample, use_cache=False)
     return [_Seen(*seen) for seen in zip(inputs, queries, keys, strict=True)]
 
 
@@ -165,6 +180,7 @@ def _take_over(
     both = [expert_weights(matrix, neurons, forgotten, 0, generator) for matrix in (gate, up)]
     layer.mlp.experts.gate_up_proj.copy_(torch.cat(both, dim=1))
     layer.mlp.experts.down_proj.copy_(expert_weights(down, neurons, forgotten, 1, generator))
+    _start_router(_router(layer.mlp), seen.inputs)
     if neurons.shape[1] < len(free):
         _scale(layer.mlp, source.mlp, seen.inputs, neurons, free)
     if hasattr(layer.self_attn, "q_norm"):  # normalised queries and keys get back the size that they had
@@ -190,6 +206,21 @@ def _divided(
     return free[(added.clamp(min=1e-9).log() + noise).topk(width, dim=1).indices.sort(dim=1).values]
 
 
+def _router(sparse: Any) -> Any:
+    return sparse.router if hasattr(sparse, "router") else sparse.gate
+
+
+def _start_router(router: Any, inputs: "torch.Tensor") -> None:
+    """Take what all tokens share out of a router's weight (E, H), and give its first logits their size."""
+    import torch
+
+    alike = torch.nn.functional.normalize(inputs, dim=1)
+    _, vectors = torch.linalg.eigh(alike.T @ alike)  # by rising size
+    shared = vectors[:, -min(SHARED_DIRECTIONS, len(vectors) // 2) :]
+    router.weight.sub_(router.weight @ shared @ shared.T)
+    router.weight.mul_(FIRST_LOGITS / (inputs @ router.weight.T).std())
+
+
 def _scale(sparse: Any, mlp: Any, inputs: "torch.Tensor", neurons: "torch.Tensor", free: "torch.Tensor") -> None:
     """Scale what experts give so that those of a token make up for the dense neurons that they do not hold.
 
@@ -198,15 +229,9 @@ def _scale(sparse: Any, mlp: Any, inputs: "torch.Tensor", neurons: "torch.Tensor
     """
     import torch
 
-    router = sparse.router if hasattr(sparse, "router") else sparse.gate
-    # What all tokens have in common must not decide, or a few experts take them all.
-    common = torch.nn.functional.normalize(inputs, dim=1).mean(dim=0)
-    router.weight.sub_(torch.outer(router.weight @ common, common) / common.square().sum())
-    if not getattr(router, "norm_topk_prob", True):  # else its weights would all be near 1 / experts for long
-        router.weight.div_(2 * (inputs @ router.weight.T).std())
     held = torch.bincount(neurons.flatten(), minlength=mlp.gate_proj.weight.shape[0])[neurons]
     sparse.experts.down_proj.mul_((len(neurons) / held).unsqueeze(1))
-    _, weights, ids = router(inputs)
+    _, weights, ids = _router(sparse)(inputs)
     given = sparse.experts(inputs, ids, weights)
     active = mlp.act_fn(mlp.gate_proj(inputs)) * mlp.up_proj(inputs)
     wanted = active[:, free] @ mlp.down_proj.weight[:, free].T

@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ground.errors import InputError
 from tests.support.tiny_moe import llama, mixtral, tokenizer, write_corpora
@@ -17,8 +19,19 @@ from traces.capture.corpora import DomainText, TextRow
 from traces.capture.routers import routed_layers
 from traces.trace import Trace
 from traces.training import train as minimoe
-from traces.training.train import TrainingOptions, balance_loss, batches, expert_uses, fit, load_base, pack, train
-from traces.training.upcycle import TOPOLOGIES, Topology, expert_weights, source_layers, upcycle
+from traces.training.train import (
+    TrainingOptions,
+    balance_loss,
+    batches,
+    chosen_experts,
+    expert_uses,
+    fit,
+    load_base,
+    pack,
+    train,
+    window_balance_loss,
+)
+from traces.training.upcycle import FIRST_LOGITS, TOPOLOGIES, Topology, expert_weights, source_layers, upcycle
 
 SMALL = Topology("small", "mixtral", 4, 4, 2)
 OPTIONS = TrainingOptions(minutes=None, tokens=2000, batch=4, length=32)
@@ -234,9 +247,42 @@ def test_wrong_arguments_are_refused_before_any_work(base, corpora, tmp_path):
         load_base(tmp_path / "absent.gguf")
     with pytest.raises(InputError, match="not a model to start from"):
         load_base(corpora)
-    for wrong in ({"minutes": None}, {"minutes": -1}, {"batch": 0}, {"learning_rate": math.inf}):
+    for wrong in (
+        {"minutes": None}, {"minutes": -1}, {"batch": 0}, {"learning_rate": math.inf}, {"window_balance": -0.1},
+        {"length": 500}, {"window": 0},
+    ):  # fmt: skip
         with pytest.raises(InputError):
             TrainingOptions(**wrong)
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(2, 5), st.integers(0, 2**32 - 1))
+def test_the_loss_over_windows_is_the_mean_of_each_window_s_own(windows, length, experts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(windows * length, experts, generator=generator)
+    ids = logits.topk(2, dim=1).indices
+    each = [
+        balance_loss(part, expert_uses(taken, experts))
+        for part, taken in zip(logits.split(length), ids.split(length), strict=True)
+    ]
+    given_ = window_balance_loss(logits, chosen_experts(ids, experts), length)
+    assert given_.item() == pytest.approx(torch.stack(each).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_routers_start_without_what_all_tokens_share_and_with_logits_of_one_size(name):
+    dense = llama().eval()
+    sample = torch.randint(3, 40, (6, 40), generator=torch.Generator().manual_seed(1))
+    sparse = upcycle(dense, Topology("same", name, 3, 4, 2), redrawn=0, sample=sample)
+    inputs = []
+    for layer in dense.model.layers:
+        layer.mlp.register_forward_hook(lambda _, given, __: inputs.append(given[0].flatten(0, 1)))
+    with torch.no_grad():
+        dense(sample)
+    for layer, seen in zip(sparse.model.layers, inputs, strict=True):
+        router = layer.mlp.gate.weight
+        assert (seen @ router.T).std().item() == pytest.approx(FIRST_LOGITS, rel=1e-4)
+        largest = torch.linalg.svd(torch.nn.functional.normalize(seen, dim=1))[2][: len(seen.T) // 4]
+        assert (router @ largest.T).abs().max() < 1e-4 * router.abs().max()
 
 
 def test_routed_layers_come_in_order():
