@@ -80,8 +80,8 @@ def expert_weights(
     return torch.where(mask, fresh, copies)
 
 
-# How many directions a router's start leaves out: those in which a layer's inputs are largest. All tokens share them, so
-# that a router that sees them sends most tokens to a few experts, above all in the last layer.
+# A router's start leaves out so many directions, those in which a layer's inputs are largest. All tokens share them: a
+# router that sees them sends most tokens to a few experts, above all in the last layer.
 SHARED_DIRECTIONS = 8
 # Standard deviation of a router's first logits. Far less and the router learns from noise; far more and it has decided
 # before it has learnt.
