@@ -267,20 +267,35 @@ def info(
     json: Annotated[
         str | None, Help("write the same facts as JSON here, - is standard output", allow_leading_hyphen=True)
     ] = None,
+    against: Annotated[str | None, Help("compare with this released model's published routing instead")] = None,
+    document: Annotated[Path | None, Help("with --against: a document to write the table into, between marks")] = None,
 ) -> None:
-    """Show what traces hold: rows, domains, arrays, where they come from and how their routing behaves.
+    r"""Show what traces hold: rows, domains, arrays, where they come from and how their routing behaves.
+
+    With `--against` all traces together are compared with what is published of a released model's routing, each figure
+    with its source.
 
     For example:
 
     ```
     python -m traces info chat.npz
     python -m traces info chat.npz code.npz --json - | jq '.[].rows'
+    python -m traces info traces/mixtral_*.npz --against mixtral-8x7b
     ```
     """
-    from traces.statistics.info import show
+    keep_apart(traces, {"--json": json, "--document": document})
+    if against is None:
+        from traces.statistics.info import show
 
-    keep_apart(traces, {"--json": json})
-    show(traces, json_to=json)
+        if document is not None:
+            raise InputError("--document: its table is that of --against MODEL, which is missing")
+        show(traces, json_to=json)
+    else:
+        from traces.statistics.against import show as show_against
+
+        if document is not None:  # read, and replaced
+            check_regular(document)
+        show_against(traces, against, json_to=json, document=document)
 
 
 @app.command

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ground.errors import InputError
 from ground.files import atomic_path
 from traces.arrays import read_arrays
 from traces.convert.kinds import convert_file
 from traces.schema import DECODE
-from traces.statistics.usage import decode_pairs, entropy, expert_counts, reuse, shares
+from traces.statistics.marked_document import between_marks, markdown
+from traces.statistics.usage import chances, entropy, expert_counts, neighbours, reuse, reuse_by_popularity, shares
 from traces.trace import Trace
 
 DISTANCES = (1, 2, 4, 8, 16)
@@ -29,7 +29,6 @@ _RECALLS = {
     "popularity_recall": "recall by the own domain's popularity",
     "previous_token_recall": "recall by the previous token",
 }
-_MARKS = ("<!-- comparison -->", "<!-- end of comparison -->")
 
 
 def behaviour(traces: Sequence[Trace]) -> dict[str, Any]:
@@ -46,8 +45,7 @@ def behaviour(traces: Sequence[Trace]) -> dict[str, Any]:
     layers, top_k = whole.n_layers, whole.top_k
     decoded = whole.experts[whole.decode_rows]
     counts = expert_counts(decoded, whole.n_experts)
-    rows = (decoded >= 0).any(axis=2).sum(axis=0)
-    used = counts / np.maximum(1, rows)[:, None]  # chance that a row takes the expert
+    used = chances(decoded, whole.n_experts)
     share = shares(counts)
     evenness = entropy(share) / np.log2(whole.n_experts)
     quarter = max(1, whole.n_experts // 4)
@@ -62,7 +60,7 @@ def behaviour(traces: Sequence[Trace]) -> dict[str, Any]:
         "entropy": _rounded(evenness.mean()),
         "top_quarter": _rounded(np.sort(share, axis=1)[:, -quarter:].sum(axis=1).mean()),
         "reuse": {d: _rounded(reuse(whole, d).mean()) for d in DISTANCES},
-        "reuse_by_popularity": _rounded(((used**2).sum(axis=1) / np.maximum(1e-12, used.sum(axis=1))).mean()),
+        "reuse_by_popularity": _rounded(reuse_by_popularity(used).mean()),
         "distinct": {w: _rounded(_distinct(whole, w)) for w in WINDOWS},
         "distinct_by_popularity": {
             w: _rounded((1 - (1 - used) ** w).sum(axis=1).mean() / (w * top_k)) for w in WINDOWS
@@ -78,7 +76,7 @@ def _rounded(value: Any) -> float | None:
 
 def _distinct(trace: Trace, window: int) -> float:
     """Distinct experts of ``window`` rows in a row, over window x K, mean over windows and layers."""
-    earlier, _ = decode_pairs(trace, window - 1)
+    earlier, _ = neighbours(trace, window - 1)
     total, count = 0.0, 0
     for start in range(0, len(earlier), 2048):
         rows = earlier[start : start + 2048, None] + np.arange(window)
@@ -199,11 +197,7 @@ def _named(trace: Trace) -> dict[str, Any]:
 
 def replaced(text: str, result: Mapping[str, Any]) -> str:
     """The document with the tables of ``result`` between its marks."""
-    before, mark, rest = text.partition(_MARKS[0])
-    _, end, after = rest.partition(_MARKS[1])
-    if not mark or not end:
-        raise InputError(f"the document lacks the marks {_MARKS[0]} and {_MARKS[1]}")
-    return f"{before}{mark}\n{tables(result)}{end}{after}"
+    return between_marks(text, "comparison", tables(result))
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -261,5 +255,4 @@ def _cell(value: float | None) -> str:
 def _markdown(columns: Sequence[Mapping[str, str]]) -> str:
     """Cells by the headings of their rows, which the first column names; the first row is the table's head."""
     head, *body = [[row, *(column[row] for column in columns)] for row in columns[0]]
-    lines = [head, ["---"] + ["---:"] * len(columns), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown(head, body)

@@ -24,17 +24,36 @@ def entropy(shares: np.ndarray) -> np.ndarray:
     return -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=-1)
 
 
-def decode_pairs(trace: Trace, distance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (earlier, later) of one sequence that lie ``distance`` apart, both decode."""
+def domain_shares(trace: Trace, phase: int | None = None) -> np.ndarray:
+    """(D, L, E) share of each domain's activations that an expert of a layer takes, in rows of ``phase`` (None: all).
+
+    Domains are in the order of their names; those without such rows are left out.
+    """
+    names, number = np.unique(trace.domain, return_inverse=True)
+    wanted = np.ones(trace.n_rows, bool) if phase is None else trace.phase == phase
+    rows = [wanted & (number == at)[trace.sequence] for at in range(len(names))]
+    counts = [expert_counts(trace.experts[mine], trace.n_experts) for mine in rows if mine.any()]
+    return shares(np.stack(counts)) if counts else np.zeros((0, trace.n_layers, trace.n_experts))
+
+
+def neighbours(trace: Trace, distance: int, phase: int = DECODE) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (earlier, later) of one sequence that lie ``distance`` apart, both of ``phase``."""
     later = np.arange(distance, trace.n_rows)
     earlier = later - distance
-    fits = (trace.sequence[later] == trace.sequence[earlier]) & (trace.phase[earlier] == DECODE)
+    fits = (
+        (trace.sequence[later] == trace.sequence[earlier])
+        & (trace.phase[earlier] == phase)
+        & (trace.phase[later] == phase)
+    )
     return earlier[fits], later[fits]
 
 
-def reuse(trace: Trace, distance: int = 1) -> np.ndarray:
-    """(L,) share of decode activations whose expert the sequence's decode row ``distance`` before took; NaN: none."""
-    earlier, later = decode_pairs(trace, distance)
+def reuse(trace: Trace, distance: int = 1, phase: int = DECODE) -> np.ndarray:
+    """(L,) share of activations whose expert the sequence's row ``distance`` before took, both rows of ``phase``.
+
+    NaN where there are none.
+    """
+    earlier, later = neighbours(trace, distance, phase)
     found, used = np.zeros(trace.n_layers), np.zeros(trace.n_layers)
     for start in range(0, len(later), _BLOCK):
         before, now = trace.experts[earlier[start : start + _BLOCK]], trace.experts[later[start : start + _BLOCK]]
@@ -42,3 +61,14 @@ def reuse(trace: Trace, distance: int = 1) -> np.ndarray:
         found += (again & (now >= 0)).sum(axis=(0, 2))
         used += (now >= 0).sum(axis=(0, 2))
     return np.divide(found, used, out=np.full(trace.n_layers, np.nan), where=used > 0)
+
+
+def chances(routes: np.ndarray, experts: int) -> np.ndarray:
+    """(L, E) share of the rows ``routes`` (T, L, K) that take each expert, of those that take any at the layer."""
+    rows = (routes >= 0).any(axis=2).sum(axis=0)
+    return expert_counts(routes, experts) / np.maximum(1, rows)[:, None]
+
+
+def reuse_by_popularity(chance: np.ndarray) -> np.ndarray:
+    """(L,) what :func:`reuse` would be of independent rows that take experts with ``chance`` (L, E)."""
+    return (chance**2).sum(axis=1) / np.maximum(1e-12, chance.sum(axis=1))

@@ -1,0 +1,128 @@
+"""The comparison of traces with what is published, as tables for a person and for a document."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ground.files import atomic_path
+from ground.tables import Parts
+from ground.text import as_is
+from traces.statistics.marked_document import between_marks, markdown
+from traces.statistics.published import held_against
+from traces.trace import Trace
+
+_NAMES = {
+    "first_repeated": "first choice repeated",
+    "first_or_second_repeated": "first or second repeated",
+    "entropy": "entropy of use",
+    "most_over_least": "most over least used",
+    "divergence": "divergence of domains, bits",
+    "own_over_other": "own over other domain",
+    "reuse_over_popularity": "reuse over popularity",
+}
+_PLACES = {"mean": "mean of layers", "middle": "middle layer", "least": "least layer", "highest": "highest layer"}
+_OF_ALL_LAYERS = ("divergence", "own_over_other", "reuse_over_popularity")
+_HEADINGS = ("statistic", "prompt rows", "decode rows", "published", "to lie in", "verdict")
+
+
+def show(
+    paths: Sequence[str | Path], model: str, *, json_to: str | None = None, document: str | Path | None = None
+) -> None:
+    """Print the traces' statistics beside those published of ``model``, and the sources below.
+
+    With ``json_to`` also write them as JSON, see `held_against` (``-``: print only that). ``document`` is a text whose
+    table, between the marks of this model, is replaced. Raises InputError for a file or model that cannot be used,
+    before anything is written.
+    """
+    result = held_against([Trace.load(path) for path in paths], model)
+    text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    renewed = None if document is None else replaced(Path(document).read_text("utf-8"), result)
+    if json_to == "-":
+        sys.stdout.write(text)
+    elif json_to is not None:
+        with atomic_path(json_to) as part:
+            part.write_text(text, encoding="utf-8")
+    if document is not None and renewed is not None:
+        with atomic_path(document) as part:
+            part.write_text(renewed, encoding="utf-8")
+    if json_to != "-":
+        print_tables(result, Console(highlight=False))
+
+
+def print_tables(result: dict[str, Any], console: Console) -> None:
+    """The table, what it is of, and the sources below it."""
+    title = f"routing of {len(result['traces'])} traces ({result['model']}) against {result['against']}"
+    console.print(Parts(as_is(title).plain, _HEADINGS, rows(result)))
+    for remark in remarks(result):
+        console.print(as_is(remark))
+    for source in result["sources"]:
+        console.print(as_is(f"source: {source['title']}: {source['how']}. Texts: {'; '.join(source['texts'])}"))
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What a reader has to know of the table, one sentence each."""
+    said = [f"The verdict is on {result['judged_rows']} rows. * is a target, else a published range, widened."]
+    shares = {line["statistic"]: line["random"] for line in result["judged"] if line["random"] is not None}
+    if shares:
+        said.append("At random: " + ", ".join(f"{_NAMES[name]} {share:.1%}" for name, share in shares.items()) + ".")
+    if result["model"] != result["against"]:
+        said.append(f"The traces are of {result['model']}, whose figures need not be those of {result['against']}.")
+    if result["against"] not in result["beside"]:
+        said.append(f"Nothing is published of {result['against']}: the figures are those of {_listed(result)}.")
+    elif len(result["beside"]) > 1:
+        said.append(f"Little is published of {result['against']}: beside it are {_listed(result)}.")
+    return said
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """The cells of the table, a line for each statistic and layer."""
+    prompt = result["judged_rows"] == "prompt"
+    return [
+        [
+            ", ".join(filter(None, (_NAMES[line["statistic"]], _place(line)))),
+            _number(line["found"]) if prompt else "–",
+            _number(line["decode"]),
+            _range(line["published"]),
+            _range(line["limits"]) + "*" * line["target"],
+            line["verdict"] or "–",
+        ]
+        for line in result["judged"]
+    ]
+
+
+def replaced(text: str, result: dict[str, Any]) -> str:
+    """The document with this comparison's table between the marks of its model."""
+    return between_marks(text, f"against {result['against']}", markdown(_HEADINGS, rows(result)))
+
+
+def _place(line: dict[str, Any]) -> str:
+    """Which layers a line is of, where its statistic is shown of several."""
+    at = line["at"]
+    if line["statistic"] in _OF_ALL_LAYERS:
+        return ""
+    return f"layer {at}" if at.isdecimal() else _PLACES[at]
+
+
+def _range(ends: Sequence[float | None] | None) -> str:
+    """Two numbers, one where they are the same, or the open range that one of them bounds."""
+    if ends is None:
+        return "–"
+    low, high = (None if end is None else _number(end) for end in ends)
+    if low is None or high is None:
+        return f"from {low}" if high is None else f"to {high}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _number(value: float | None) -> str:
+    """Three figures that say something, as shares and ratios need."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def _listed(result: dict[str, Any]) -> str:
+    return ", ".join(name for name in result["beside"] if name != result["against"])
