@@ -13,6 +13,7 @@ from ground.errors import InputError
 from sim.eviction import NEVER
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
+from sim.machine.pieces import pieces_of
 from traces.models.spec import ModelSpec
 from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
@@ -96,7 +97,7 @@ class Workload:
         copy_ns: time of copying one expert alone, a routed layer.
         latency_ns: its fixed part.
         chained: whether a copy that follows another at once is spared that part.
-        chunks: matrices of one expert, into which a transfer is cut by default.
+        chunks: pieces that a transfer is cut into by default (``sim.machine.pieces``).
         launch_ns: what passes before the experts of a wave that are there begin; nothing before awaited ones. It is
             counted as nobody's compute time.
         awaited_ns: GPU time of each look-up's expert if it is awaited (N,) int64; None: its ``expert_ns``.
@@ -266,7 +267,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         expert_bytes=tuple(model.expert_bytes),
         copy_ns=tuple(hardware.copy_ns(size) + costs.handover_ns for size in model.expert_bytes),
         latency_ns=min(map(hardware.startup_ns, model.expert_bytes)),
-        chunks=model.expert_matrices,
+        chunks=pieces_of(max(model.expert_bytes), model.expert_matrices),
         chained=hardware.link.queued is not None,
         launch_ns=costs.launch_ns,
         awaited_ns=costs.awaited_ns(tokens, layer_of),

@@ -2,10 +2,9 @@
 
 ``sim.run.link_queue`` decides what moves next, what gives way and what is given up; here a stretch on the link is
 copies on the device's copying stream. A copy that is queued has no start-up time, so the stream always holds the next
-one too: prefetches go in pieces, and only about two pieces are ever handed over, so that a demand can overtake at the
-next chunk boundary. Small experts go whole: to hand a copy over takes the host 10 to 15 us, and the link 60 us to move
-3 MiB. Demands overtake, and are then handed over whole and all at once: nothing may overtake them, and no copy waits
-for the host.
+one too: prefetches go in pieces (`sim.machine.pieces`), and only about two pieces are ever handed over, so that a
+demand can overtake at the next chunk boundary. Demands overtake, and are then handed over whole and all at once:
+nothing may overtake them, and no copy waits for the host.
 
 Nothing here blocks. An engine that waits calls ``poll`` again and again, which finds what has landed and hands over
 more.
@@ -19,22 +18,14 @@ from realrun.device.devices import Device, Event
 from realrun.device.host_store import HostStore
 from realrun.device.slots import DeviceCache
 from sim.log import Counters
+from sim.machine.pieces import PIECE_BYTES, goes_whole
 from sim.plan import Discipline
 from sim.run.link_queue import LinkQueue, Transfer
 
-PIECE_BYTES = 8 * 2**20
-"""A prefetch's piece at most: about 150 us on PCIe 5 x16."""
-SMALL_BYTES = 12 * 2**20
-"""An expert up to this size goes whole: the host has layers to launch as well."""
 PIECES_AHEAD = 2
 """Pieces of prefetches that are handed over before the first of them has arrived."""
 LONG_BYTES = 64 * 2**20
 """What is longer and goes before prefetches ends in a copy of its own: so the host knows a little before it is over."""
-
-
-def chunks_of(size: int, chunks: int) -> int:
-    """After how many parts of an expert of ``size`` bytes, of ``chunks`` that are asked for, a demand can overtake."""
-    return 1 if size <= SMALL_BYTES else chunks
 
 
 class CopyLink(LinkQueue):
@@ -62,8 +53,7 @@ class CopyLink(LinkQueue):
         self._busy_since = 0
         self._busy_ns = 0
         self._idle_events: list[Event] = []
-        whole = store.size <= SMALL_BYTES
-        self._piece = store.size if whole else min(PIECE_BYTES, max(1, store.size // chunks))
+        self._piece = store.size if goes_whole(store.size) else min(PIECE_BYTES, -(-store.size // chunks))
         self._ahead = PIECES_AHEAD * self._piece
 
     def kick(self, some: bool = False) -> None:

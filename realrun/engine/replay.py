@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from realrun.device.copy_link import chunks_of
 from realrun.device.faults import RunError, SlotFault
 from realrun.engine.predicting import Predictions
 from realrun.engine.replay_loop import Outcome, RealRun
 from realrun.engine.rig import Rig
 from realrun.engine.small_scene import cut
+from sim.machine.pieces import goes_whole
 from sim.plan import Plan
 from sim.report.metrics import Report
 from sim.run.prepared import PreparedRun, report
@@ -88,7 +88,7 @@ def for_device(run: PreparedRun) -> PreparedRun:
 
 def device_terms(terms: RunTerms, work: Workload) -> RunTerms:
     """``terms`` in the pieces that a device copies in."""
-    return replace(terms, chunks=chunks_of(max(work.expert_bytes), terms.chunks))
+    return replace(terms, chunks=1) if goes_whole(max(work.expert_bytes)) else terms
 
 
 def _notes(rig: Rig, scene: Scene, outcome: Outcome) -> tuple[str, ...]:

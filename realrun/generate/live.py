@@ -14,6 +14,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.foreign_code import errors_name
+from sim.machine.pieces import pieces_of
 from sim.plan import Decision, Plan
 from sim.policies import Policy
 from sim.workload import Schedule, Workload
@@ -65,7 +66,7 @@ class StackShape:
     experts: int
     top_k: int
     expert_bytes: int
-    chunks: int
+    matrices: int
 
 
 class LiveTrace:
@@ -193,7 +194,7 @@ def one_step(shape: StackShape, rows: Sequence[int], phase: int) -> Workload:
         expert_bytes=(shape.expert_bytes,) * layers,
         copy_ns=(1,) * layers,
         latency_ns=0,
-        chunks=shape.chunks,
+        chunks=pieces_of(shape.expert_bytes, shape.matrices),
     )
 
 

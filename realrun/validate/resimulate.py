@@ -70,7 +70,9 @@ def resimulate(source: Path, trace: Path, hardware: str, command: str) -> Record
             raise InputError(f"{trace}: not the trace of {source}, {of_trace} of sha256 {sha256}")
         if steps is not None:
             here = first_steps(here, steps)
-        simulated = for_device(prepare(here, one.name, one.values)).simulate()
+        with as_written(source):
+            pieces = int(then["settings"]["chunks"])  # those that it was measured in, whatever the default is now
+        simulated = for_device(prepare(here, one.name, one.values, chunks=pieces)).simulate()
         with as_written(source):
             # What this code compares and that of then did not is without a measured figure.
             rows = compare(simulated, simulated, cache, label)

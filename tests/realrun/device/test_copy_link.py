@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from realrun.device.copy_link import chunks_of
 from realrun.device.faults import RunError
 from realrun.device.host_device import HostDevice
 from sim.plan import Plan, Requests
@@ -84,7 +83,7 @@ def test_every_demand_of_a_call_is_handed_over_at_once_or_as_many_as_keep_the_li
 @given(st.integers(1, 6), st.booleans())
 def test_a_demand_overtakes_where_the_simulator_is_told_that_it_does(chunks: int, small: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("realrun.device.copy_link.SMALL_BYTES", SIZE if small else SIZE - 1)
+        patch.setattr("sim.machine.pieces.SMALL_BYTES", SIZE if small else SIZE - 1)
         recorded = Recorded(slots=8, chunks=chunks)
         recorded.link._ahead = 1
         recorded.device.copies.delay(0.1)
@@ -95,7 +94,7 @@ def test_a_demand_overtakes_where_the_simulator_is_told_that_it_does(chunks: int
         # What is left of the prefetch comes after the demand, from a boundary of the chunks that both go by.
         overtaken = sum(end - begin for expert, begin, end in recorded.copies if expert == 0)
         assert recorded.copies[-1] == (1, 0, SIZE)
-        assert overtaken == SIZE // chunks_of(SIZE, chunks)
+        assert overtaken == SIZE if small else overtaken == SIZE // chunks
         recorded.device.close()
 
 
@@ -103,7 +102,7 @@ def test_a_demand_overtakes_where_the_simulator_is_told_that_it_does(chunks: int
 def test_a_small_expert_goes_whole_and_others_in_pieces_about_two_of_them_ahead(
     small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realrun.device.copy_link.SMALL_BYTES", SIZE if small else SIZE - 1)
+    monkeypatch.setattr("sim.machine.pieces.SMALL_BYTES", SIZE if small else SIZE - 1)
     recorded = Recorded(slots=8, chunks=4)
     recorded.device.copies.delay(0.2)  # nothing arrives while the host looks
     for expert in (0, 1, 2):
@@ -114,9 +113,22 @@ def test_a_small_expert_goes_whole_and_others_in_pieces_about_two_of_them_ahead(
     recorded.device.close()
 
 
+@FEW
+@given(st.integers(1, 9), st.integers(3, 10).map(lambda n: 4 * n))
+def test_a_prefetch_that_nothing_interrupts_is_as_many_copies_as_there_are_pieces(chunks: int, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.machine.pieces.SMALL_BYTES", 0)
+        recorded = Recorded(slots=8, chunks=chunks, size=size)
+        recorded.link._ahead = size  # all of it is handed over at once
+        recorded.link.request(0, 9, 0)
+        recorded.link.kick()
+        assert [end for _, _, end in recorded.copies] == [size * chunk // chunks for chunk in range(1, chunks + 1)]
+        recorded.device.close()
+
+
 def test_a_long_demand_ends_in_a_short_copy_only_where_a_prefetch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.device.copy_link.LONG_BYTES", SIZE // 2)
-    monkeypatch.setattr("realrun.device.copy_link.SMALL_BYTES", 0)
+    monkeypatch.setattr("sim.machine.pieces.SMALL_BYTES", 0)
     recorded = Recorded(slots=8, chunks=4)
     piece = recorded.link._piece
     recorded.link.demand(0)
