@@ -58,7 +58,7 @@ class ReplayOptions(SceneOptions):
         Discipline | None, Help("in which order copies wait for the link; default: the policy's own")
     ] = None
     chunks: Annotated[
-        WholeNumber | None, Help("into how many pieces a copy is cut; default: the policy's own number, or a real run's")
+        WholeNumber | None, Help("into how many pieces a copy is cut; default: the policy's own, or as real runs do")
     ] = None
     engine: Annotated[Engine, Help("what executes the run; all give the same result, auto is fastest")] = "auto"
     cold: Annotated[bool, Help("begin each sequence with an empty cache, as published replays do")] = False
