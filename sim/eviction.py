@@ -6,7 +6,8 @@ known by their flat number, ``layer * E + expert``.
 
 A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``. A rule that says
 ``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it. One that says
-``listed = True`` gives more than `MANY` candidates as an ``array("q")``, which the cache searches faster.
+``listed = True`` gives more than `MANY` candidates as an ``array("q")``, which the cache searches faster. One whose
+experts go in another order for a prefetch than for a demand has a second method, ``for_prefetch``, like ``candidates``.
 
 A new rule with a name: its class stands here, in `EVICTIONS` too, and its compiled twin in ``sim.compiled.order``.
 Without that twin its runs are the SimPy engine's.
@@ -196,6 +197,16 @@ class PerfectLFU(LFU):
         _Ranked.evicted(self, expert)
 
 
+class LFUMFU(LFU):
+    """As ``lfu`` for a demand; for a prefetch the most often needed goes first.
+
+    So it stands in the code of MoE-Infinity (commit d617801, ``RemoveCachedSparseNode``), maybe by a slip of the sign.
+    """
+
+    def for_prefetch(self) -> Iterable[int]:
+        return [*self.candidates()][::-1]
+
+
 class Score(_Ranked):
     """Lowest value first, as a policy last said; ties by recency. Values change by ``valued``."""
 
@@ -275,6 +286,7 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "fifo": FIFO,
     "lfu": LFU,
     "perfect-lfu": PerfectLFU,
+    "lfu-mfu": LFUMFU,
     "score": Score,
     "score-lfu": ScoreLFU,
     "next-use": NextUse,

@@ -201,13 +201,16 @@ class Prediction:
     """What predicting costs: ``ns`` of each moment in ``moment`` (rising), on the critical path or beside it.
 
     On the critical path the step waits; beside it, the requests of that moment are made ``ns`` later. ``prompt_ns`` is
-    charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT.
+    charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT. ``before_demands``:
+    when a layer's route is known, all that is decided then (values, prediction, requests) comes before the layer's
+    experts are looked up and demanded, instead of after; a slow prediction then holds the demands up.
     """
 
     moment: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     critical: bool = True
     prompt_ns: int = 0
+    before_demands: bool = False
 
     def check(self, n_layers: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays or a time below 0."""
@@ -215,6 +218,7 @@ class Prediction:
         _integers("prediction.ns", self.ns, length=len(self.moment), end=2**62)
         _number("prediction.prompt_ns", self.prompt_ns)
         _switch("prediction.critical", self.critical)
+        _switch("prediction.before_demands", self.before_demands)
 
     def total_ns(self, prefills: int) -> int:
         """Time of all predictions of a run with so many prefills."""
@@ -285,7 +289,8 @@ class Plan:
         gpu_bytes: GPU memory that tables and predictors take away from expert slots.
         most_bytes: the most memory that slots may take, where the design has no use for more; 0 for no such limit.
         discipline: order of the link's queue; a run may override it.
-        chunks: pieces that a transfer is cut into, 0 for the matrices of one expert; a run may override it.
+        chunks: pieces that a transfer is cut into, 0 for those of a real run (``sim.machine.pieces``); a run may
+            override it.
         note: what a person should know of it (what it learned from, where it fell short), for the report.
     """
 

@@ -237,6 +237,14 @@ class Loop:
             self._answer(thought, number)
         self._ask(decision)
 
+    def _decide_before(self, decision: Decision | None, number: int) -> Decision | None:
+        """Execute a call's decision if the plan has it before the call's look-up; returns what is left for later."""
+        if decision is None or not self.plan.prediction.before_demands:
+            return decision
+        self.decide(decision, number)
+        self.link.kick()
+        return None
+
     def _think(self, decision: Decision) -> tuple[int, Event] | None:
         """Begin to predict, if the step waits for the answer: what that took, ns, and its end."""
         waits = decision.predict_ns and self.plan.prediction.critical

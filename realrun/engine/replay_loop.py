@@ -262,12 +262,12 @@ class RealRun(Loop):
     def _call(self, call: Running, number: int, first: int) -> None:
         """One routed layer of step ``number`` once its route is known; its look-ups are those from ``first`` on."""
         calls, link, plan, needed = self.calls, self.link, self.plan, [*call.pairs]
+        decision = self._decide_before(self._at_moments.get(call.number + number + 1), number)
         self._begin_call(call.number, needed, first)
         since = self.device.compute.mark() if calls.late or calls.missed else None
         hosted = [needed[i - first] for i in calls.hosted]
         groups = calls.split(needed, first)
         ready, waiting = calls.claim(groups[0])
-        decision = self._at_moments.get(call.number + number + 1)
         thought = self._think(decision) if decision is not None else None
         link.kick(some=True)
         if decision is not None and thought is not None:  # the step waits for the answer; a demand is on its way

@@ -40,13 +40,15 @@ class OffloadLoop(Loop):
         call = self.step * self.n_layers + layer
         self.calls.expect(len(needed))
         self._call_number, self._current = call, -1
+        before = self.plan.prediction.before_demands
+        if before:
+            self._decide_before(decide(), self.step)
         self._begin_call(call, needed, len(self.calls.found) - len(needed))
         self._to_claim.extend(needed)
         self.link.awaited.update(needed)
         self._claim_more()
         self.link.kick()
-        decision = decide()
-        if decision is not None:
+        if not before and (decision := decide()) is not None:
             self.decide(decision, self.step)
         if self.calls.streams(call):
             self._stream_layer(call + 1)

@@ -61,7 +61,7 @@ def run(m: Any) -> bool:
 def _fill(m: Any) -> None:
     """Everything is on the GPU from the start."""
     for expert in range(m.n_slots):
-        allot(m, expert)
+        allot(m, expert, True)
         landed(m, expert)
         slot_at(m.slots, expert).used = 1
     for phase in range(2):
@@ -75,6 +75,9 @@ def _fill(m: Any) -> None:
 def _call(m: Any, step: int, layer: int) -> bool:
     """One routed layer once its route is known; False if the GPU waits for ever."""
     call = step * m.n_layers + layer
+    if m.before_demands and _is_due(m, call + step + 1):
+        number_at(m.predict, step).n += _decide(m)
+        kick(m)
     first, size = number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n
     wave = layer_at(m.layers, layer).fit
     if size <= wave:

@@ -45,6 +45,17 @@ def top(heap: Any) -> Any:
     return _node(heap.nodes, 0)
 
 
+@inner
+def largest(heap: Any) -> Any:
+    """The node with the largest key; the heap must not be empty. It is one of those without children."""
+    best = heap.size >> 1
+    for index in range(best + 1, heap.size):
+        node, found = _node(heap.nodes, index), _node(heap.nodes, best)
+        if node.first > found.first or (node.first == found.first and node.second > found.second):
+            best = index
+    return _node(heap.nodes, best)
+
+
 @inlined
 def contains(heap: Any, item: int) -> bool:
     """Whether ``item`` is in one of the heaps that share places with this one."""

@@ -187,7 +187,7 @@ def _next(m: Any) -> None:
                     return
                 _abandon(m)
                 continue
-            allot(m, expert)
+            allot(m, expert, True)
         m.first_demand = transfer.next_demand
         if m.first_demand == NOBODY:
             m.last_demand = NOBODY
@@ -221,7 +221,7 @@ def _start_prefetch(m: Any, before: int) -> bool:
     if best == NOBODY or second > before:
         return False
     _leave_queue(m, best)
-    allot(m, best)
+    allot(m, best, False)
     _run(m, best)
     return True
 

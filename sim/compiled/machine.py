@@ -101,7 +101,7 @@ _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", 
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident")
-_OF_PREDICTION = ("critical", "prompt_ns")
+_OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
            "waits", "parts")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS)

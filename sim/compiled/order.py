@@ -7,13 +7,13 @@ takes them out), so that what may not leave is never looked at.
 
 from typing import Any
 
-from sim.compiled.heap import contains, push, remove, top
+from sim.compiled.heap import contains, largest, push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import NOBODY, RULES, heap_at, number_at, pool_at, slot_at, valued_at
 from sim.run.slots import RESIDENT
 
-COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "score", "score-lfu", "next-use")
-LRU, FIFO, LFU, PERFECT_LFU, SCORE, SCORE_LFU, NEXT_USE = map(RULES.index, COMPILED)
+COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "score", "score-lfu", "next-use")
+LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, SCORE, SCORE_LFU, NEXT_USE = map(RULES.index, COMPILED)
 
 
 @inlined
@@ -22,7 +22,7 @@ def needed(m: Any, expert: int, next_call: int) -> None:
     slot = slot_at(m.slots, expert)
     if m.rule == LRU:
         _to_newest(m, expert)
-    elif m.rule == LFU or m.rule == PERFECT_LFU or m.rule == SCORE_LFU:
+    elif m.rule == LFU or m.rule == PERFECT_LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU:
         slot.uses += 1
     elif m.rule == NEXT_USE:
         slot.uses = next_call
@@ -53,7 +53,7 @@ def evicted(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     if slot.ranked and not _by_rank(m):
         _unlink(m, expert)
-    if m.rule == LFU or m.rule == SCORE_LFU:
+    if m.rule == LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU:
         slot.uses = 0
     slot.ranked = 0
 
@@ -91,8 +91,10 @@ def must_stay(m: Any, expert: int) -> None:
 
 
 @inlined
-def first_to_leave(m: Any, pool: int, wanted: int) -> int:
+def first_to_leave(m: Any, pool: int, wanted: int, demand: bool) -> int:
     """Who goes first of those that may leave, wanted or not. There must be one."""
+    if m.rule == LFU_MFU and not demand:
+        return largest(_heap(m, pool, wanted)).item
     if _by_rank(m):
         return top(_heap(m, pool, wanted)).item
     expert = pool_at(m.pools, pool).oldest

@@ -19,7 +19,7 @@ def _serve(m: Any, accesses: int) -> None:
         needed(m, expert, number_at(m.next_call, i).n if m.foresees else 0)
         if slot_at(m.slots, expert).state != RESIDENT:
             byte_at(m.found, i).n = MISS
-            allot(m, expert)
+            allot(m, expert, True)
             landed(m, expert)
 
 

@@ -73,12 +73,12 @@ def can_allot(m: Any, expert: int, demand: bool) -> bool:
 
 
 @inner
-def allot(m: Any, expert: int) -> None:
+def allot(m: Any, expert: int, demand: bool) -> None:
     """Give ``expert`` room, which ``can_allot`` said there is; wanted experts leave only when no other can."""
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
     while pool.free < slot.size:
-        victim = first_to_leave(m, slot.pool, 0 if pool.spare else 1)
+        victim = first_to_leave(m, slot.pool, 0 if pool.spare else 1, demand)
         counts_at(m.counts, m.phase).evictions += 1
         if not slot_at(m.slots, victim).used:
             unused(m, victim)

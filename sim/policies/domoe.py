@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from sim.plan import Plan, Requests, Values
-from sim.policies.base import Parameters, Policy
+from sim.policies.base import Policy
+from sim.policies.search_order import SearchParameters
 from sim.predictors.activations import ActivationMatrices
 from sim.predictors.adaptive import Estimate, estimate, held_out, sampled, shortest
 from sim.predictors.base import Predictor, top
@@ -31,7 +32,7 @@ from sim.predictors.upkeep import Upkeep
 from sim.view import View
 
 
-class DomoeParameters(Parameters):
+class DomoeParameters(SearchParameters):
     """Parameters of DoMoE."""
 
     entries: int = Field(default=2000, ge=1)
@@ -61,8 +62,8 @@ class DomoeParameters(Parameters):
     """experts asked for, a layer; 0 for as many as a token takes."""
     reach: int = Field(default=0, ge=0)
     """layers that a prediction covers at least; 0 for those up to the next prediction."""
-    eviction: Literal["lru", "lfu", "score"] = "score"
-    """score: by how often the entries of the matched tables took an expert; lru; or lfu."""
+    eviction: Literal["lru", "lfu", "perfect-lfu", "score"] = "score"
+    """lru, lfu, perfect-lfu, or score: by how often the entries of the matched tables took an expert."""
     room: int = Field(default=0, ge=0)
     """domain tables that GPU memory has room for; 0 for as many as one sequence consults."""
 
@@ -106,7 +107,7 @@ class Domoe(Policy):
             eviction=self.parameters.eviction,
             values=_popularity(view, predictor.tables, chosen) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, points),
-            prediction=upkeep.prediction(),
+            prediction=upkeep.prediction(self.parameters.before_demands),
             gpu_bytes=upkeep.gpu_bytes,
             stream_prefill=True,
             note=self._note(points, view.n_layers),
@@ -122,7 +123,12 @@ class Domoe(Policy):
             eviction=self.parameters.eviction,
             values=Values.constant(taken) if self.parameters.eviction == "score" else None,
             requests=self._requests(view, predictor, tuple(points)),
-            prediction=each_step(view, points, lambda rows, _: self.setting.search_ns(entries, width, rows)),
+            prediction=each_step(
+                view,
+                points,
+                lambda rows, _: self.setting.search_ns(entries, width, rows),
+                before_demands=self.parameters.before_demands,
+            ),
             gpu_bytes=self.setting.software.table_bytes(entries * width),
             stream_prefill=True,
             note=f"{entries:,} activation matrices of the profile's requests; predictions at routed layers: all",

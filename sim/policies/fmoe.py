@@ -25,7 +25,8 @@ import numpy as np
 from pydantic import Field
 
 from sim.plan import Plan, Values
-from sim.policies.base import Parameters, Policy
+from sim.policies.base import Policy
+from sim.policies.search_order import SearchParameters
 from sim.predictors.base import top
 from sim.predictors.decode_requests import best_first, each_step
 from sim.predictors.global_table import GlobalTable
@@ -33,7 +34,7 @@ from sim.predictors.neighbours import Keys
 from sim.view import View
 
 
-class FMoEParameters(Parameters):
+class FMoEParameters(SearchParameters):
     """Parameters of fmoe."""
 
     entries: int = Field(default=2000, ge=1)
@@ -44,8 +45,8 @@ class FMoEParameters(Parameters):
     """layer, one embedding a layer an entry; entry, one at the prompts' level; token, the embedding layer's."""
     fetch: int = Field(default=0, ge=0)
     """experts asked for, a layer; 0 for as many as a token takes."""
-    eviction: Literal["lru", "lfu", "score"] = "score"
-    """lru, lfu, or score: by how often the entries of the table took an expert."""
+    eviction: Literal["lru", "lfu", "perfect-lfu", "score"] = "score"
+    """lru, lfu, perfect-lfu, or score: by how often the entries of the table took an expert."""
 
 
 class FMoE(Policy):
@@ -75,7 +76,12 @@ class FMoE(Policy):
             eviction=given.eviction,
             values=Values.constant(table.taken(view.n_experts)) if given.eviction == "score" else None,
             requests=best_first(view, ((layer, layer, self._best(view, layer)) for layer in range(view.n_layers))),
-            prediction=each_step(view, points, lambda rows, _: self.setting.search_ns(entries, model.hidden, rows)),
+            prediction=each_step(
+                view,
+                points,
+                lambda rows, _: self.setting.search_ns(entries, model.hidden, rows),
+                before_demands=given.before_demands,
+            ),
             stream_prefill=True,
             gpu_bytes=software.table_bytes(entries * levels * model.hidden) + paths,
             note=f"one table of all domains: {entries:,} of {sum(table.seen.values()):,} tokens",

@@ -5,8 +5,19 @@ matched with a collection (``sim.predictors.activations``), and every expert of 
 its layer's row times its proximity, p * (1 - (i - l) / L) for layer i seen from layer l of L. The cache evicts the
 smallest (share) * (1 - i / L): late layers go first, since they leave more time to be fetched again.
 
-Where the published code (commit d617801) and the paper differ, this is the paper: the code matches later layers only,
-uses raw counts as priorities, evicts the least used and has prediction switched off for Mixtral and most other models.
+Where the published code (commit d617801 of EfficientMoE/MoE-Infinity) and the paper differ, this is the paper.
+``code=true`` is the code where they differ in what it does with a match:
+
+* A copy that has begun is never stopped: the link's discipline is demand-first, unless the run says otherwise.
+* For a demand the expert that was needed least since it was loaded is evicted; for a prefetch the one needed most that
+  is not asked for (eviction ``lfu-mfu``).
+* Predicting and prefetching stand before the layer's experts are asked for (``search=before``).
+* Priorities are the counts of the matched matrix, each 1e-8 more, times 1 - (i - l) / (L + 1): so every expert of every
+  later layer is queued.
+
+What the match is stays the paper's there too. The code compares later layers only, of which a request's first token
+knows nothing; its collection never fills by itself; and prediction is switched off for Mixtral and most other models.
+With those it could not predict at all.
 
 Decided here:
 
@@ -26,13 +37,14 @@ Decided here:
 * Values stay in force from one request to the next until its first match; a prefill predicts nothing and streams.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sim.plan import Plan, Requests, Values
-from sim.policies.base import Parameters, Policy
+from sim.policies.base import Policy
+from sim.policies.search_order import SearchParameters
 from sim.predictors.activations import ActivationMatrices, shares
 from sim.predictors.decode_requests import each_step
 from sim.view import View
@@ -40,9 +52,11 @@ from sim.view import View
 EPS = 1e-6
 SCALE = 2**40
 """Priorities and values are whole numbers: shares times this."""
+UNSEEN, SCALE_OF_COUNTS = 1e-8, 2**30
+"""The published code's count of an expert that was never taken; its priorities are counts times the other number."""
 
 
-class MoEInfinityParameters(Parameters):
+class MoEInfinityParameters(SearchParameters):
     """Parameters of moe-infinity."""
 
     capacity: int = Field(default=120, ge=1, le=100_000)
@@ -53,6 +67,14 @@ class MoEInfinityParameters(Parameters):
     """how many of the queue are asked for again, with new weights, while the match stays; 0 for all."""
     beside: bool = False
     """match beside the step instead of on its critical path."""
+    code: bool = Field(default=False, strict=True)
+    """queue, evict and share the link as the published code does, not as the paper says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: Any) -> Any:
+        """The code searches first, unless a person says otherwise."""
+        return {"search": "before"} | given if isinstance(given, dict) and given.get("code") is True else given
 
 
 class MoEInfinity(Policy):
@@ -76,23 +98,31 @@ class MoEInfinity(Policy):
         points = range(1, view.n_layers)
         moment = view.moment(steps[:, None], np.array(points, np.int64))
         found, combined = _combinations(predictor.matches(view, view.n_layers - 1)[:, 1:], rows)
-        ratio = shares(_added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts))
+        counts = _added(predictor.collection, combined).reshape(len(combined), view.n_layers, view.n_experts)
+        ratio = shares(counts)
 
         def searching_ns(rows: int, point: int) -> int:
             return setting.search_ns(entries, width, rows)
 
         return Plan(
-            eviction="score",
-            values=_values(moment, found, ratio),
-            requests=self._requests(view, steps, found, ratio),
-            prediction=each_step(view, points, searching_ns, critical=not given.beside),
+            eviction="lfu-mfu" if given.code else "score",
+            values=None if given.code else _values(moment, found, ratio),
+            requests=self._requests(view, steps, found, counts + UNSEEN if given.code else ratio),
+            prediction=each_step(
+                view, points, searching_ns, critical=not given.beside, before_demands=given.before_demands
+            ),
             stream_prefill=True,
+            discipline="demand-first" if given.code else "preemptive",
             gpu_bytes=setting.software.table_bytes(entries * width),
             note=f"activation matrices: {entries:,} for {sum(t.n_sequences for t in setting.profile):,} requests",
         )
 
     def _requests(self, view: View, steps: np.ndarray, found: np.ndarray, ratio: np.ndarray) -> Requests:
-        """For each step and point the experts of later layers by weight; ``found`` (steps, L - 1) numbers ``ratio``."""
+        """For each step and point the experts of later layers by weight; ``found`` (steps, L - 1) numbers ``ratio``.
+
+        ``ratio`` (V, L, E) are shares, or what the published code has in their place.
+        """
+        beyond, scale = (1, SCALE_OF_COUNTS) if self.parameters.code else (0, SCALE)
         again = np.zeros(found.shape, bool)
         again[:, 1:] = found[:, 1:] == found[:, :-1]
         # How many each moment asks for is worked out first, so that each request is written once, at its place.
@@ -106,7 +136,7 @@ class MoEInfinity(Policy):
         for point in range(1, view.n_layers):
             matched = np.flatnonzero(count[:, point - 1])
             distinct, which = np.unique(found[matched, point - 1], return_inverse=True)
-            queued, weight = _queue(ratio[distinct], point)
+            queued, weight = _queue(ratio[distinct], point, beyond, scale)
             many = count[matched, point - 1]
             row = np.repeat(np.arange(len(matched)), many)
             rank = np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
@@ -141,14 +171,15 @@ def _added(collection: np.ndarray, combined: np.ndarray) -> np.ndarray:
     return total
 
 
-def _queue(ratio: np.ndarray, point: int) -> tuple[np.ndarray, np.ndarray]:
+def _queue(ratio: np.ndarray, point: int, beyond: int, scale: int) -> tuple[np.ndarray, np.ndarray]:
     """Experts of the layers from ``point`` on, flat numbers, and their weights, largest first (V, N) both.
 
-    ``ratio`` is (V, L, E); the layer at hand is ``point - 1``. Ties go to the smaller number.
+    ``ratio`` is (V, L, E); the layer at hand is ``point - 1``. Proximity would be 0 ``beyond`` the layer after
+    the last. Ties go to the smaller number.
     """
     n_layers, n_experts = ratio.shape[1:]
-    proximity = 1 - (np.arange(point, n_layers) - (point - 1)) / n_layers
-    weight = (ratio[:, point:] * proximity[:, None] * SCALE).astype(np.int64)
+    proximity = 1 - (np.arange(point, n_layers) - (point - 1)) / (n_layers + beyond)
+    weight = (ratio[:, point:] * proximity[:, None] * scale).astype(np.int64)
     weight = weight.reshape(len(ratio), (n_layers - point) * n_experts)
     order = np.argsort(-weight, axis=1, kind="stable")
     return order + point * n_experts, np.take_along_axis(weight, order, axis=1)

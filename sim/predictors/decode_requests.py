@@ -23,10 +23,14 @@ def best_first(view: View, guesses: Iterable[tuple[int, int, np.ndarray]]) -> Re
     return Requests.merged(*np.concatenate(columns, axis=1))
 
 
-def each_step(view: View, points: Sequence[int], ns: Callable[[int, int], int], critical: bool = True) -> Prediction:
+def each_step(
+    view: View, points: Sequence[int], ns: Callable[[int, int], int], *, critical: bool = True,
+    before_demands: bool = False,
+) -> Prediction:  # fmt: skip
     """A prediction at each of ``points`` of every decode step, which takes ``ns`` of its rows and the point."""
     steps, rows = np.unique(view.step[view.decoding], return_counts=True)
     distinct, kind = np.unique(rows, return_inverse=True)
     cost = [ns(count, point) for count in distinct.tolist() for point in points]
     each = np.array(cost, np.int64).reshape(len(distinct), len(points))[kind]
-    return Prediction(view.moment(steps[:, None], np.array(points, np.int64)).ravel(), each.ravel(), critical)
+    moment = view.moment(steps[:, None], np.array(points, np.int64)).ravel()
+    return Prediction(moment, each.ravel(), critical, before_demands=before_demands)

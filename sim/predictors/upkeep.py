@@ -43,7 +43,7 @@ class Upkeep:
         paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
         return self.entries * (software.table_bytes(levels * model.hidden) + paths)
 
-    def prediction(self) -> Prediction:
+    def prediction(self, before_demands: bool = False) -> Prediction:
         """Matching in prefills, loading of tables, searches in decode steps: each on the critical path."""
         view, loading = self.view, self._loading()
         prefills = view.prefill_steps()
@@ -55,7 +55,7 @@ class Upkeep:
                 times.append((view.moment(steps, point), search + (loading[steps] if point == 0 else 0)))
         moment, ns = (np.concatenate(part) for part in zip(*times, strict=True))
         order = np.argsort(moment)
-        return Prediction(moment[order], ns[order])
+        return Prediction(moment[order], ns[order], before_demands=before_demands)
 
     def _searches(self, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """One search for the ``rows`` of each decode step among all tables that they consult."""

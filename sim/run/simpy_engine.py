@@ -92,6 +92,7 @@ class Run:
         self.predict = [0] * n_steps
         self._at_moments = plan.by_moment(work.n_experts)
         self._may_stream = plan.stream_prefill or plan.ring
+        self._before_demands = plan.prediction.before_demands
         self._may_owe = self.observer is None and plan.prediction.critical
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
 
@@ -186,11 +187,17 @@ class Run:
     def _call(self, call: int, step: int, first: int, needed: list[int], busy: int) -> Generator[Event, None, None]:
         """One routed layer once its route is known; ``busy`` ns of other work runs with its residents."""
         calls, link = self.calls, self.link
+        moment = call + step + 1
+        decides = moment in self._at_moments
+        if decides and self._before_demands:
+            yield from self._catch_up()
+            yield from self._decide(moment, step)
+            link.kick()
+            decides = False
         calls.begin(call, needed, first)
         late, hosted, others = calls.late, calls.hosted, calls.others
-        moment = call + step + 1
         streams = self._may_stream and calls.streams(call)
-        quiet = not (late or calls.missed or hosted or others or moment in self._at_moments or streams)
+        quiet = not (late or calls.missed or hosted or others or decides or streams)
         if quiet and self._alone() and self.plan.keep:
             self._owed += busy + sum(self._expert_ns[first : first + len(needed)])
             if needed:
@@ -200,7 +207,7 @@ class Run:
         self._lookup_of = dict(zip(needed, range(first, first + len(needed)), strict=True))
         waves = calls.split(needed, first)
         ready, waiting = self._claim(call, waves[0])
-        if moment in self._at_moments:
+        if decides:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
         if streams:

@@ -7,6 +7,7 @@ of slots. Slots may be one pool or be split over layers (a pool each); a pool ha
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, filterfalse
+from typing import cast
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class ExpertCache:
         self.wanted_until = [-1] * total
         """The last call that a prefetch asked each expert for."""
         self._listed = total > MANY and getattr(rule, "listed", False)
+        self._two_orders = hasattr(rule, "for_prefetch")
         self._wanted = bytearray(total)
         """1 while that call has not passed, for rules that are listed: some policies want nearly all experts."""
         self._last_wanted: dict[int, list[int]] = {}
@@ -96,7 +98,7 @@ class ExpertCache:
         missing = size - self.free[pool]
         victims: list[int] = []
         if missing > 0:
-            candidates = self.rules[pool].candidates()
+            candidates = self._candidates(pool, demand)
             if self._listed and isinstance(candidates, array) and candidates.typecode == "q":
                 missing = self._search(candidates, missing, passed, demand, victims)
             else:
@@ -110,6 +112,12 @@ class ExpertCache:
         self.used[expert] = 0
         self.rules[pool].loaded(expert)
         return victims
+
+    def _candidates(self, pool: int, demand: bool) -> Iterable[int]:
+        rule = self.rules[pool]
+        if self._two_orders and not demand:
+            return cast(Iterable[int], rule.for_prefetch())  # type: ignore[attr-defined]
+        return rule.candidates()
 
     def _look_through(
         self, candidates: Iterable[int], missing: int, passed: int, demand: bool, victims: list[int]

@@ -37,10 +37,21 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "pregated-moe": [{}, {"cache": "lfu"}, {"cache": "lru"}],
     "fiddler": [{}, {"beside": False}, {"host_gbps": 1e6, "tokens": 0.5}, {"host_gbps": 0.05, "shared_gbps": 0.01}],
     "oracle": [{}, {"accuracy": 0.5, "ahead": 2}, {"accuracy": 0.0, "ahead": 0}, {"random": True}],
-    "moe-infinity": [{}, {"capacity": 2, "most": 1}, {"beside": True}],
-    "finemoe": [{}, {"capacity": 2, "distance": 1}, {"distance": 2}],
-    "fmoe": [{}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}],
-    "promoe": [{"epochs": 1}, {"epochs": 1, "stride": 2, "window": 2}, {"epochs": 1, "beside": False, "first": 3}],
+    "moe-infinity": [
+        {},
+        {"capacity": 2, "most": 1},
+        {"beside": True, "search": "before"},
+        {"code": True},
+        {"code": True, "search": "after", "most": 2},
+    ],
+    "finemoe": [{}, {"capacity": 2, "distance": 1}, {"distance": 2}, {"beside": False, "search": "before"}],
+    "fmoe": [{}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}, {"search": "before"}],
+    "promoe": [
+        {"epochs": 1},
+        {"epochs": 1, "stride": 2, "window": 2},
+        {"epochs": 1, "beside": False, "first": 3, "search": "before"},
+    ],
+    "domoe": [{}, {"search": "before", "layers": "all"}],
 }
 """Parameters worth trying, a policy; any other is tried with its defaults."""
 REPORT_FIELDS = {
@@ -269,6 +280,7 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
             rng.integers(0, 12, len(some)) * int(rng.choice([1, 10_000])),
             critical=bool(rng.random() < 0.5),
             prompt_ns=int(rng.integers(0, 2)) * 5,
+            before_demands=bool(rng.random() < 0.5),
         ),
         stream_prefill=bool(rng.random() < 0.5),
         ring=bool(ring),
@@ -341,6 +353,12 @@ class Witness:
         self._first = 0
         self._seen: tuple[bytes, list[int]] | None = None
         self._loading: list[int] = []
+        self._begin = self.run.calls.begin
+        self.run.calls.begin = self._look_up  # type: ignore[method-assign]
+
+    def _look_up(self, call: int, needed: list[int], first: int) -> None:
+        self._note("lookup", self.run.env.now, self.run.env.now, call)
+        self._begin(call, needed, first)
 
     def log(self) -> Log:
         """Run."""

@@ -277,6 +277,20 @@ def test_a_prefetched_expert_counts_as_used_once() -> None:
     assert list(cache.rules[0].candidates()) == [1, 0], "whoever left begins anew"
 
 
+@pytest.mark.parametrize("more", [0, 300])
+def test_what_leaves_for_a_prefetch_is_what_a_demand_would_take_last(more: int) -> None:
+    cache = ExpertCache([1], 4 + more, [3], [0], "lfu-mfu")
+    for expert, uses in ((0, 2), (1, 5), (2, 1)):
+        cache.allot(expert, 0, demand=True)
+        cache.landed(expert)
+        for _ in range(uses):
+            cache.needed(expert)
+    cache.requested(1, 9)  # what is asked for does not go for a prefetch
+    assert cache.allot(3, 0, demand=False) == [0]
+    cache.landed(3)
+    assert cache.allot(0, 0, demand=True) == [3], "never needed"
+
+
 @given(call_lists, st.integers(1, 8))
 @settings(max_examples=150)
 def test_min_equals_brute_force_by_calls(calls: list[list[int]], slots: int) -> None:

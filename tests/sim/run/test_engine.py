@@ -121,8 +121,8 @@ def look_ups_are_distinct_experts_of_calls_and_find_what_was_there(run: Watched)
         elif event.kind == "evicted":
             assert resident >= set(event.detail[0]), "evicted what was never there"
             resident -= set(event.detail[0])
-        elif event.kind == "compute" and event.detail[0] == "attention":
-            first, last = work.offsets[event.detail[1]], work.offsets[event.detail[1] + 1]
+        elif event.kind == "lookup":
+            first, last = work.offsets[event.detail[0]], work.offsets[event.detail[0] + 1]
             hit = [expert in resident for expert in work.expert[first:last].tolist()]
             assert np.isin(log.found[first:last], (REUSE_HIT, PREFETCH_HIT)).tolist() == hit
 
@@ -188,8 +188,8 @@ def recounted(work: Workload, witness: Witness) -> tuple[list[int], list[int], d
             for victim in event.detail[0]:
                 if victim in landed:
                     fate["unused"][landed.pop(victim)] += 1
-        elif event.kind == "compute" and event.detail[0] == "attention":
-            for expert in work.expert[work.offsets[event.detail[1]] : work.offsets[event.detail[1] + 1]].tolist():
+        elif event.kind == "lookup":
+            for expert in work.expert[work.offsets[event.detail[0]] : work.offsets[event.detail[0] + 1]].tolist():
                 if expert in landed:
                     phase = landed.pop(expert)
                     fate["useful"][phase] += 1
@@ -314,8 +314,8 @@ def an_expert_computes_only_when_it_is_there(run: Watched) -> None:
     for event in witness.events:
         if event.kind == "transfer" and event.detail[2]:
             there[event.detail[0]] = event.end
-        elif event.kind == "compute" and event.detail[0] == "attention":
-            call, done = event.detail[1], 0
+        elif event.kind == "lookup":
+            call, done = event.detail[0], 0
             first, last = work.offsets[call], work.offsets[call + 1]
             found = log.found[first:last] <= PREFETCH_HIT
             ready = {e for e, hit in zip(work.expert[first:last].tolist(), found.tolist(), strict=True) if hit}

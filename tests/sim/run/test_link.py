@@ -351,6 +351,29 @@ def test_requests_predicted_beside_the_step_come_when_the_prediction_is_done() -
     assert late.of("requested") == [], "what has passed is not asked for any more"
 
 
+def test_what_is_decided_before_the_demands_holds_them_up() -> None:
+    # Layer 0's route is known at 20 ms. A prediction of 5 ms stands before the look-up, or beside the demand's copy.
+    work = handmade([[[0], [1]]], 2, layer_ns=20 * MS)
+    first = Prediction(np.array([1]), np.array([5 * MS]), before_demands=True)
+    plan = Plan(requests=asked((1, 1, 3)), prediction=first)
+    before = Scene(work, plan, 2)
+    after = Scene(work, dataclasses.replace(plan, prediction=dataclasses.replace(first, before_demands=False)), 2)
+    for scene, waits in ((before, 10), (after, 5)):
+        assert scene.of("requested") == [(25, 3, "issued")]
+        assert scene.log.stall_demand[0] == waits * MS
+        assert scene.log.predict.tolist() == [5 * MS]
+    assert before.of("transfer") == [(25, 35, 0, "demand", True), (35, 45, 3, "prefetch", True)], "at one instant"
+
+
+def test_a_prefetch_lands_while_the_search_before_the_demands_runs() -> None:
+    # Asked for as the step begins, behind another, expert 0 lands at 20 ms; its route is known at 15.
+    work = handmade([[[0]]], 2, layer_ns=15 * MS)
+    first = Prediction(np.array([1]), np.array([5 * MS]), before_demands=True)
+    scene = Scene(work, Plan(requests=asked((0, 0, 1), (0, 0, 0), priority=[0, 1]), prediction=first), 2)
+    assert scene.log.found.tolist() == [PREFETCH_HIT]
+    assert scene.log.stall_late.tolist() == [0]
+
+
 def test_of_a_moments_requests_those_for_a_call_that_has_passed_are_left_out() -> None:
     link, landed = bare_link("preemptive")
     link.passed = 3
