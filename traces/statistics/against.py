@@ -113,7 +113,7 @@ def _range(ends: Sequence[float | None] | None) -> str:
         return "–"
     low, high = (None if end is None else _number(end) for end in ends)
     if low is None or high is None:
-        return f"from {low}" if high is None else f"to {high}"
+        return f"at least {low}" if high is None else f"at most {high}"
     return low if low == high else f"{low} to {high}"
 
 

@@ -160,7 +160,7 @@ def compare(
     """
     groups: dict[str, list[Trace]] = {}
     for kind, paths in ((" (small, trained)", bundled), ("", beside)):
-        for trace in map(_read, paths):
+        for trace in map(read_trace, paths):
             groups.setdefault(f"{trace.meta['model']['name']}{kind}", []).append(trace)
     result = {
         "distances": DISTANCES,
@@ -179,7 +179,7 @@ def compare(
     return dict(result)
 
 
-def _read(path: str | Path) -> Trace:
+def read_trace(path: str | Path) -> Trace:
     """A trace, or a record that convert reads as one."""
     if "meta" in read_arrays(path)[0]:
         return Trace.load(path)

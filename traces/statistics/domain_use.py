@@ -6,27 +6,31 @@ All functions take ``share`` (D, L, E): of the activations of domain d at layer 
 
 import numpy as np
 
-from traces.statistics.usage import entropy
+from traces.statistics.usage import entropy, shares
 
 
 def evenness(share: np.ndarray) -> np.ndarray:
     """(L,) entropy of the use of a layer's experts by all domains alike, over the most possible: 1 is even."""
     experts = share.shape[2]
-    return entropy(share.mean(axis=0)) / np.log2(experts) if experts > 1 else np.ones(share.shape[1])
+    return entropy(shares(share.sum(axis=0))) / np.log2(experts) if experts > 1 else np.ones(share.shape[1])
 
 
 def most_over_least(share: np.ndarray) -> np.ndarray:
     """(L,) use of a layer's most used expert over that of its least used; infinite where one is never used."""
-    used = share.mean(axis=0)
+    used = share.sum(axis=0)
     least = used.min(axis=1)
     return np.divide(used.max(axis=1), least, out=np.full(len(used), np.inf), where=least > 0)
 
 
 def divergence(share: np.ndarray) -> float:
-    """Jensen-Shannon divergence of two domains' use in bits, mean over layers and pairs; NaN with one domain."""
-    own = entropy(share)
-    parted = [entropy((one + share[at + 1 :]) / 2) - (own[at] + own[at + 1 :]) / 2 for at, one in enumerate(share[:-1])]
-    return float(np.concatenate(parted).mean()) if parted else float("nan")
+    """Jensen-Shannon divergence of two domains' use in bits, mean over pairs and layers that both use; NaN: none."""
+    own, takes = entropy(share), share.sum(axis=2) > 0
+    parted = [
+        (entropy((one + share[at + 1 :]) / 2) - (own[at] + own[at + 1 :]) / 2)[takes[at] & takes[at + 1 :]]
+        for at, one in enumerate(share)
+    ]
+    pairs = np.concatenate(parted) if parted else np.zeros(0)
+    return float(pairs.mean()) if len(pairs) else float("nan")
 
 
 def own_over_other(share: np.ndarray, top_k: int) -> float:

@@ -29,8 +29,7 @@ def figures(trace: Trace) -> dict[str, dict[str, Any] | None]:
 
 
 def _of_rows(trace: Trace, phase: int) -> dict[str, Any] | None:
-    share = domain_shares(trace, phase)
-    share = share[:, share.any(axis=(0, 2))]  # a layer that these rows skip says nothing
+    share = _shares(trace, phase)
     if not share.size:
         return None
     even, spread = evenness(share), most_over_least(share)
@@ -43,13 +42,26 @@ def _of_rows(trace: Trace, phase: int) -> dict[str, Any] | None:
     return found | {
         "entropy": {"least": rounded(even.min()), "mean": rounded(even.mean())},
         "most_over_least": {"middle": rounded(np.median(spread)), "mean": rounded(spread.mean())},
-        **parting(share, trace.top_k),
+        **_parting(share, trace.top_k),
         "reuse_over_popularity": {"mean": rounded(_mean(again[has_pairs]) / _mean(alone[has_pairs]))},
     }
 
 
-def parting(share: np.ndarray, top_k: int) -> dict[str, dict[str, float | None]]:
-    """How far domains part, in two numbers, from their shares (D, L, E) of `domain_shares`."""
+def parting(trace: Trace, phase: int | None = None) -> dict[str, dict[str, float | None]]:
+    """How far the domains of a trace part, in two numbers: ``divergence`` and ``own_over_other``, as in `figures`.
+
+    Of rows of ``phase``, of all rows where it is None; None in place of a number with fewer than two domains.
+    """
+    return _parting(_shares(trace, phase), trace.top_k)
+
+
+def _shares(trace: Trace, phase: int | None) -> np.ndarray:
+    """`domain_shares` without the layers that these rows skip, which say nothing."""
+    share = domain_shares(trace, phase)
+    return share[:, share.any(axis=(0, 2))]
+
+
+def _parting(share: np.ndarray, top_k: int) -> dict[str, dict[str, float | None]]:
     return {
         "divergence": {"mean": rounded(divergence(share))},
         "own_over_other": {"mean": rounded(own_over_other(share, top_k))},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.errors import InputError
-from traces.statistics.figures import REPETITIONS, figures
+from traces.statistics.figures import REPETITIONS, figures, parting
 from traces.trace import Trace
 
 PUBLISHED: dict[str, Any] = tomllib.loads(
@@ -41,12 +41,13 @@ def models() -> list[str]:
 def held_against(traces: Sequence[Trace], model: str) -> dict[str, Any]:
     """Traces of one model beside what is published of ``model``, as JSON.
 
-    ``statistics`` are `figures` of the traces together. ``judged`` has a line for each published figure and each
-    target: what was ``found`` in prompt rows (decode rows where there are no others: ``judged_rows`` says which) and in
-    ``decode`` rows, the lowest and highest ``published`` value, all ``published_values`` with the model, text and
-    source of each, and the ``verdict`` where there are limits. Limits are those of a target, else the range that is
-    published of the model itself with the tolerance added. ``beside`` are the models whose figures are shown; of others
-    than ``model`` no repetition is, as that follows from how many experts there are.
+    ``statistics`` are `figures` of the traces together, ``parting`` is `parting` of all their rows. ``judged`` has a
+    line for each published figure and each target: what was ``found`` in prompt rows (decode rows where there are no
+    others: ``judged_rows`` says which) and in ``decode`` rows, the lowest and highest ``published`` value, all
+    ``published_values`` with the model, text and source of each, and the ``verdict`` where there are limits. Limits are
+    those of a target, else the range that is published of the model itself with the tolerance added. ``beside`` are the
+    models whose figures are shown; of others than ``model`` no repetition is, as that follows from how many experts
+    there are.
 
     Raises InputError for a model of which nothing is published, and as `Trace.concat` does.
     """
@@ -64,6 +65,7 @@ def held_against(traces: Sequence[Trace], model: str) -> dict[str, Any]:
         "traces": [{"file": Path(trace.source).name, "sha256": trace.sha256} for trace in traces],
         "judged_rows": rows,
         "statistics": found,
+        "parting": parting(whole),
         "judged": judged,
         "sources": _sources(judged),
     }
@@ -110,13 +112,16 @@ def _judged(
     """One line of the comparison."""
     limits, is_target = _limits(model, statistic, at, [each["value"] for each in shown if each["model"] == model])
     values = [each["value"] for each in shown]
-    value = found[rows][statistic].get(at)
+    value, decode, random = (
+        (found[phase] or {}).get(statistic, {}).get(key)
+        for phase, key in ((rows, at), ("decode", at), (rows, "random"))
+    )
     return {
         "statistic": statistic,
         "at": at,
         "found": value,
-        "decode": None if found["decode"] is None else found["decode"][statistic].get(at),
-        "random": found[rows][statistic].get("random"),
+        "decode": decode,
+        "random": random,
         "published": [min(values), max(values)] if values else None,
         "published_values": list(shown),
         "limits": None if limits is None else [limits.low, limits.high],
