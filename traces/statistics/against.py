@@ -26,7 +26,7 @@ _NAMES = {
 }
 _PLACES = {"mean": "mean of layers", "middle": "middle layer", "least": "least layer", "highest": "highest layer"}
 _OF_ALL_LAYERS = ("divergence", "own_over_other", "reuse_over_popularity")
-_HEADINGS = ("statistic", "prompt rows", "decode rows", "published", "to lie in", "verdict")
+_HEADINGS = ("statistic", "prompt rows", "decode rows", "at random", "published", "to lie in", "verdict")
 
 
 def show(
@@ -66,9 +66,6 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
 def remarks(result: dict[str, Any]) -> list[str]:
     """What a reader has to know of the table, one sentence each."""
     said = [f"The verdict is on {result['judged_rows']} rows. * is a target, else a published range, widened."]
-    shares = {line["statistic"]: line["random"] for line in result["judged"] if line["random"] is not None}
-    if shares:
-        said.append("At random: " + ", ".join(f"{_NAMES[name]} {share:.1%}" for name, share in shares.items()) + ".")
     if result["model"] != result["against"]:
         said.append(f"The traces are of {result['model']}, whose figures need not be those of {result['against']}.")
     if result["against"] not in result["beside"]:
@@ -86,6 +83,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
             ", ".join(filter(None, (_NAMES[line["statistic"]], _place(line)))),
             _number(line["found"]) if prompt else "–",
             _number(line["decode"]),
+            _number(line["random"]),
             _range(line["published"]),
             _range(line["limits"]) + "*" * line["target"],
             line["verdict"] or "–",

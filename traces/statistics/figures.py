@@ -19,17 +19,19 @@ def figures(trace: Trace) -> dict[str, dict[str, Any] | None]:
     """Statistics of the prompt rows and of the decode rows, each as JSON; None where the trace has no such rows.
 
     Every statistic is an object of numbers by what they are of: a layer's number, ``mean``, ``middle``, ``least`` or
-    ``highest`` of the layers. A number that is not defined (one domain, an expert never used) is None. Domains count
-    alike. ``first_repeated`` and ``first_or_second_repeated``: see `repetition`; ``..._by_domain`` has the lowest and
-    the highest domain of each layer. ``entropy``: `evenness`. ``most_over_least``, ``divergence`` (bits) and
-    ``own_over_other`` (of tables of top K): see `domain_use`. ``reuse_over_popularity``: `reuse` at distance 1, mean
-    over layers, over what independent rows of the same popularity would have.
+    ``highest`` of the layers; ``random`` is what chance gives. A number that is not defined (one domain, an expert
+    never used) is None. Domains count alike. ``first_repeated`` and ``first_or_second_repeated``: see `repetition`;
+    ``..._by_domain`` has the lowest and the highest domain of each layer. ``entropy``: `evenness`.
+    ``most_over_least``: see `domain_use`. ``divergence`` (bits) and ``own_over_other`` (of tables of top K): see
+    `parting`. ``reuse_over_popularity``: `reuse` at distance 1, mean over layers, over what independent rows of the
+    same popularity would have.
     """
     return {name: _of_rows(trace, phase) for name, phase in PHASES.items()}
 
 
 def _of_rows(trace: Trace, phase: int) -> dict[str, Any] | None:
-    share = _shares(trace, phase)
+    share = domain_shares(trace, phase)
+    share = share[:, share.any(axis=(0, 2))]  # a layer that these rows skip says nothing
     if not share.size:
         return None
     even, spread = evenness(share), most_over_least(share)
@@ -42,7 +44,7 @@ def _of_rows(trace: Trace, phase: int) -> dict[str, Any] | None:
     return found | {
         "entropy": {"least": rounded(even.min()), "mean": rounded(even.mean())},
         "most_over_least": {"middle": rounded(np.median(spread)), "mean": rounded(spread.mean())},
-        **_parting(share, trace.top_k),
+        **parting(trace, phase),
         "reuse_over_popularity": {"mean": rounded(_mean(again[has_pairs]) / _mean(alone[has_pairs]))},
     }
 
@@ -50,21 +52,13 @@ def _of_rows(trace: Trace, phase: int) -> dict[str, Any] | None:
 def parting(trace: Trace, phase: int | None = None) -> dict[str, dict[str, float | None]]:
     """How far the domains of a trace part, in two numbers: ``divergence`` and ``own_over_other``, as in `figures`.
 
-    Of rows of ``phase``, of all rows where it is None; None in place of a number with fewer than two domains.
+    Of rows of ``phase``, of all rows where it is None; None in place of a number with fewer than two domains. The
+    fewer rows, the further domains part by chance: ``random`` is what the same rows give, dealt to domains anew.
     """
-    return _parting(_shares(trace, phase), trace.top_k)
-
-
-def _shares(trace: Trace, phase: int | None) -> np.ndarray:
-    """`domain_shares` without the layers that these rows skip, which say nothing."""
-    share = domain_shares(trace, phase)
-    return share[:, share.any(axis=(0, 2))]
-
-
-def _parting(share: np.ndarray, top_k: int) -> dict[str, dict[str, float | None]]:
+    shares = {key: domain_shares(trace, phase, dealt=key == "random") for key in ("random", "mean")}
     return {
-        "divergence": {"mean": rounded(divergence(share))},
-        "own_over_other": {"mean": rounded(own_over_other(share, top_k))},
+        "divergence": {key: rounded(divergence(share)) for key, share in shares.items()},
+        "own_over_other": {key: rounded(own_over_other(share, trace.top_k)) for key, share in shares.items()},
     }
 
 

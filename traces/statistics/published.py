@@ -45,8 +45,8 @@ def held_against(traces: Sequence[Trace], model: str) -> dict[str, Any]:
     line for each published figure and each target: what was ``found`` in prompt rows (decode rows where there are no
     others: ``judged_rows`` says which) and in ``decode`` rows, the lowest and highest ``published`` value, all
     ``published_values`` with the model, text and source of each, and the ``verdict`` where there are limits. Limits are
-    those of a target, else the range that is published of the model itself with the tolerance added. ``beside`` are the
-    models whose figures are shown; of others than ``model`` no repetition is, as that follows from how many experts
+    those of a target, else the range that several texts of the model itself have, with the tolerance. ``beside`` are
+    the models whose figures are shown; of others than ``model`` no repetition is, as that follows from how many experts
     there are.
 
     Raises InputError for a model of which nothing is published, and as `Trace.concat` does.
@@ -135,7 +135,7 @@ def _limits(model: str, statistic: str, at: str, own: Sequence[float]) -> tuple[
     for target in PUBLISHED["targets"]:
         if model in target["models"] and (statistic, at) == (target["statistic"], target["at"]):
             return Limits(target.get("low"), target.get("high")), True
-    if not own:
+    if len(own) < 2:  # one text is no range
         return None, False
     wider = PUBLISHED["tolerance"][statistic]
     most = 1.0 if max(own) <= 1 else math.inf  # what is a share stays one

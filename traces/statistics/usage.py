@@ -24,15 +24,17 @@ def entropy(shares: np.ndarray) -> np.ndarray:
     return -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=-1)
 
 
-def domain_shares(trace: Trace, phase: int | None = None) -> np.ndarray:
+def domain_shares(trace: Trace, phase: int | None = None, *, dealt: bool = False) -> np.ndarray:
     """(D, L, E) share of each domain's activations that an expert of a layer takes, in rows of ``phase`` (None: all).
 
-    Domains are in the order of their names; those without such rows are left out.
+    Domains are in the order of their names; those without such rows are left out. With ``dealt`` each domain is given
+    as many of the rows as it has, but drawn from all of them: what then parts domains is chance.
     """
-    names, number = np.unique(trace.domain, return_inverse=True)
-    wanted = np.ones(trace.n_rows, bool) if phase is None else trace.phase == phase
-    rows = [wanted & (number == at)[trace.sequence] for at in range(len(names))]
-    counts = [expert_counts(trace.experts[mine], trace.n_experts) for mine in rows if mine.any()]
+    rows = np.arange(trace.n_rows) if phase is None else np.flatnonzero(trace.phase == phase)
+    of_row = np.unique(trace.domain, return_inverse=True)[1][trace.sequence[rows]]
+    if dealt:
+        of_row = np.random.default_rng(0).permutation(of_row)
+    counts = [expert_counts(trace.experts[rows[of_row == at]], trace.n_experts) for at in np.unique(of_row)]
     return shares(np.stack(counts)) if counts else np.zeros((0, trace.n_layers, trace.n_experts))
 
 

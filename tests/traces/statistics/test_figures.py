@@ -182,16 +182,33 @@ def test_at_random_eight_experts_repeat_as_the_paper_says() -> None:
         assert repetition(trace, DECODE, choices).item() == pytest.approx(repetition_at_random(8, choices), abs=0.01)
 
 
+def parted(trace, phase=None):
+    """Divergence and own over other, without what chance gives."""
+    return [found["mean"] for found in parting(trace, phase).values()]
+
+
 def test_domains_that_share_no_expert_part_by_one_bit_and_equal_ones_not_at_all() -> None:
     apart = make_trace([[0, 1], [0, 1], [2, 3]], n_experts=4, sequence=[0, 0, 1], domain=["a", "b"])
-    assert parting(apart) == {"divergence": {"mean": 1.0}, "own_over_other": {"mean": None}}
+    assert parted(apart) == [1.0, None]
     # Domains count alike, though a has twice the rows of b.
     assert figures(apart)["decode"]["entropy"] == {"least": 1.0, "mean": 1.0}
     alike = make_trace([[0, 1], [0, 1], [0, 1]], n_experts=4, sequence=[0, 0, 1], domain=["a", "b"])
-    assert parting(alike) == {"divergence": {"mean": 0.0}, "own_over_other": {"mean": 1.0}}
+    assert parted(alike) == [0.0, 1.0]
     half = make_trace([[0, 1], [1, 2]], n_experts=4, sequence=[0, 1], domain=["a", "b"])
-    assert parting(half)["own_over_other"] == {"mean": 2.0}
-    assert parting(half, PREFILL) == {"divergence": {"mean": None}, "own_over_other": {"mean": None}}
+    assert parted(half)[1] == 2.0 and parted(half, PREFILL) == [None, None]
+
+
+def test_what_chance_parts_is_all_of_it_where_domains_do_not_differ_and_little_where_they_do() -> None:
+    rng = np.random.default_rng(0)
+    where = {"n_experts": 8, "sequence": np.repeat([0, 1], 1000), "domain": ["a", "b"]}
+    routes = rng.random((2000, 20, 8)).argsort(axis=2)[:, :, :2]
+    divergences = parting(make_trace(routes, **where))["divergence"]
+    assert divergences["mean"] == pytest.approx(divergences["random"], rel=0.5) and 0 < divergences["random"] < 0.002
+    first = routes[:, :, :1] // 2  # experts 0 to 3
+    first[1000:] += 4
+    found = parting(make_trace(first, **where))
+    assert found["divergence"]["mean"] == 1.0 and found["divergence"]["random"] < 0.01
+    assert 1 <= found["own_over_other"]["random"] < 1.3 and found["own_over_other"]["mean"] is None
 
 
 def test_reuse_is_of_the_phase_asked_for_and_popularity_alone_explains_independent_rows() -> None:

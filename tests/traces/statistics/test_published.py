@@ -164,6 +164,8 @@ def test_models_without_figures_of_their_own_stand_beside_others_and_never_besid
     found = lines(result)
     assert not [key for key in found if key[0].startswith("first")]
     assert found["divergence", "mean"]["verdict"] is None and found["own_over_other", "mean"]["target"]
+    one_text = lines(held_against([toy()], "qwen3-30b-a3b"))["first_repeated", "mean"]
+    assert one_text["published"] == [0.2013, 0.2013] and one_text["limits"] is None
 
 
 def test_a_model_of_which_nothing_is_published_is_refused() -> None:
