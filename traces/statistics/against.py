@@ -50,13 +50,13 @@ def show(
         with atomic_path(document) as part:
             part.write_text(renewed, encoding="utf-8")
     if json_to != "-":
-        print_tables(result, Console(highlight=False))
+        print_tables(result, Console(highlight=False, markup=False))
 
 
 def print_tables(result: dict[str, Any], console: Console) -> None:
     """The table, what it is of, and the sources below it."""
-    title = f"routing of {len(result['traces'])} traces ({result['model']}) against {result['against']}"
-    console.print(Parts(as_is(title).plain, _HEADINGS, rows(result)))
+    title = f"routing of the traces of {result['model']} against {result['against']}"
+    console.print(Parts(title, _HEADINGS, rows(result)))
     for remark in remarks(result):
         console.print(as_is(remark))
     for source in result["sources"]:

@@ -177,13 +177,14 @@ def test_the_command_prints_the_table_with_its_sources_and_writes_the_same_as_js
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    toy("phi-3.5-moe").save(tmp_path / "a.npz")
+    toy("[bold]x").save(tmp_path / "a.npz")
     command = ["info", str(tmp_path / "a.npz"), "--against", "phi-3.5-moe"]
     assert main([*command, "--json", str(tmp_path / "o.json")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     result = json.loads((tmp_path / "o.json").read_text("utf-8"))
     assert result == json.loads(json.dumps(held_against([Trace.load(tmp_path / "a.npz")], "phi-3.5-moe")))
     assert "Nothing is published of phi-3.5-moe" in shown and "1.50 to 2.50*" in shown
+    assert "traces of [bold]x against" in shown and "are of [bold]x, whose figures" in shown
     for source in result["sources"]:
         assert source["title"] in shown and all(text in shown for text in source["texts"])
     assert main([*command, "--json", "-"]) == 0
