@@ -11,6 +11,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     DOMOE: {"eviction": "score"},
     "domoe, one key an entry": {"eviction": "score", "keys": "entry"},
     "domoe, lru": {"eviction": "lru"},
+    "domoe, perfect-lfu": {"eviction": "perfect-lfu"},
 }
 """What the paper leaves open: DoMoE's parameters; FMoE beside it evicts by the same rule.
 
@@ -19,6 +20,7 @@ The claims are held against the first: both evict what the entries of their tabl
 MOE_INFINITY = NamedPolicy("moe-infinity", "moe-infinity")
 TABLELESS = [
     NamedPolicy("lru, a layer", "lru", {"scope": "layer"}),
+    NamedPolicy("perfect-lfu", "perfect-lfu"),
     NamedPolicy("popularity, domain", "popularity", {"by": "domain"}),
     NamedPolicy("clairvoyant", "clairvoyant"),
 ]

@@ -16,6 +16,7 @@ from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report, ratio
 from sim.run.prepared import prepare
 from sim.run.scene import Scene, SceneOptions, scene_of
+from sim.run.terms import TooSmallError
 
 _THREADS = "OMP_NUM_THREADS"
 _Job = TypeVar("_Job")
@@ -127,6 +128,14 @@ def replayed_design(design: Design) -> Replayed:
     run = prepare(here, design.policy.name, design.policy.values)
     done = run.execute()
     return Replayed(design, run.simulated(done), shares(here.trace, here.work, done.log))
+
+
+def unless_too_small(design: Design) -> Replayed | None:
+    """The outcome, or None where the cache is too small for the policy. Raises InputError."""
+    try:
+        return replayed_design(design)
+    except TooSmallError:
+        return None
 
 
 @lru_cache(maxsize=4)

@@ -278,6 +278,9 @@ class Plan:
         per_layer: split the slots evenly over layers, a pool each, instead of sharing one.
         keep: False lets no expert outlive its call, but for those with reserved slots: pure streaming.
         requests: prefetches, or None.
+        most_issued: the most copies that the requests of one moment issue: those of the first that are neither in a
+            slot nor on their way. The others are left out. 0 for no such limit.
+        only_idle: requests made while the link moves something issue no copy.
         values: values for the rules that go by them, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
@@ -298,6 +301,8 @@ class Plan:
     per_layer: bool = False
     keep: bool = True
     requests: Requests | None = None
+    most_issued: int = 0
+    only_idle: bool = False
     values: Values | None = None
     prediction: Prediction = field(default_factory=Prediction)
     stream_prefill: bool = False
@@ -312,7 +317,7 @@ class Plan:
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
-        for name in ("per_layer", "keep", "stream_prefill", "ring", "everything_resident"):
+        for name in ("per_layer", "keep", "stream_prefill", "ring", "everything_resident", "only_idle"):
             _switch(name, getattr(self, name))
         for name, kind in (("requests", Requests), ("values", Values), ("host", Host)):
             part = getattr(self, name)
@@ -332,6 +337,7 @@ class Plan:
             raise _at_fault("keep", self.keep, "True where everything is resident")
         _number("gpu_bytes", self.gpu_bytes)
         _number("most_bytes", self.most_bytes)
+        _number("most_issued", self.most_issued)
         _number("chunks", self.chunks, most=MOST_CHUNKS)
         if not isinstance(self.note, str):
             raise _at_fault("note", self.note, "a text")

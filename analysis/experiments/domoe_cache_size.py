@@ -15,9 +15,8 @@ from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, domoe
-from analysis.runs import Design, Replayed, replayed_design
+from analysis.runs import unless_too_small
 from sim.policies.named import NamedPolicy
-from sim.run.terms import TooSmallError
 
 _NONE: dict[str, float | None] = {"value": None, "low": None, "high": None}
 CACHES = ("10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%")
@@ -30,7 +29,7 @@ def measure(options: ExperimentOptions) -> Data:
     sizes = list(product(options.models, CACHES))
     places = [options.place(model, model.workloads[model.mixed], cache=cache) for model, cache in sizes]
     everyone = [NamedPolicy(DOMOE, "domoe", CHOICES[DOMOE]), *OTHERS]
-    matches = contest(places, [everyone] * len(places), options, "cache sizes", _unless_too_small)
+    matches = contest(places, [everyone] * len(places), options, "cache sizes", unless_too_small)
     points = [
         {
             "model": model.name,
@@ -45,23 +44,21 @@ def measure(options: ExperimentOptions) -> Data:
     return {"points": points, "made": options.made()}
 
 
-def _unless_too_small(design: Design) -> Replayed | None:
-    """The outcome, or None where the cache is too small for the policy."""
-    try:
-        return replayed_design(design)
-    except TooSmallError:
-        return None
+def _named(data: Data) -> list[str]:
+    """The others that were run, in order."""
+    return [name for name in NAMES if any(name in p["over"] for p in data["points"])]
 
 
 def sheets(data: Data) -> list[Sheet]:
     """Ratios of throughput by cache size, then DoMoE's own numbers beside the bound."""
+    names = _named(data)
     rows = [
-        [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in NAMES),
+        [p["model"], p["cache"], *(interval(p["over"].get(rival, _NONE)) for rival in names),
          *run_cells(p["runs"][DOMOE], ["tokens/s", "hit"]),
          number(min(p["runs"][DOMOE]["compute_bound"], p["runs"][DOMOE]["link_bound"] or np.inf))]
         for p in data["points"]
     ]  # fmt: skip
-    columns = ["model", "cache", *(f"over {rival}" for rival in NAMES), "tokens/s", "hit", "bound, tokens/s"]
+    columns = ["model", "cache", *(f"over {rival}" for rival in names), "tokens/s", "hit", "bound, tokens/s"]
     title = f"Simulated: DoMoE's throughput over that of others by cache size, {data['points'][0]['workload']}"
     return [Sheet(title, columns, rows, notes("cache-size"))]
 
@@ -74,7 +71,7 @@ def draw(data: Data, figure: Figure) -> None:
     for (ax,), model in zip(axes, models, strict=True):
         mine = having(data["points"], model=model)
         cache = [float(p["cache"].rstrip("%")) for p in mine]
-        for index, rival in enumerate(name for name in NAMES if name != "clairvoyant"):
+        for index, rival in enumerate(name for name in _named(data) if name != "clairvoyant"):
             over = [p["over"].get(rival, _NONE) for p in mine]
             value, low, high = (np.array([ratio[k] for ratio in over], float) for k in ("value", "low", "high"))
             ax.plot(cache, value, f"C{index}o-", ms=3, label=f"over {rival}")

@@ -282,8 +282,8 @@ class Loop:
         None is put off beyond the next look-up, step or stream of a layer.
         """
         self._request_all()
-        if len(requests) <= REQUESTS_AT_ONCE:
-            self.link.request_all(requests)
+        if len(requests) <= REQUESTS_AT_ONCE or self.link.may_issue >= 0:
+            self.link.request_moment(requests)
             return
         self._to_request = iter(self.link.request_present(requests))
         self._request_some()

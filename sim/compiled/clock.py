@@ -4,8 +4,8 @@ from typing import Any
 
 from sim.compiled.heap import push, remove, top
 from sim.compiled.jit import inlined, inner
-from sim.compiled.link import kick, request, stretch_ends
-from sim.compiled.machine import FOREVER, heap_at, moment_at, request_at, slot_at, transfer_at
+from sim.compiled.link import is_absent, kick, request, stretch_ends
+from sim.compiled.machine import FOREVER, NOBODY, heap_at, moment_at, request_at, slot_at, transfer_at
 from sim.run.slots import RESIDENT
 
 
@@ -44,11 +44,19 @@ def wait_for_rest(m: Any, layer: int) -> bool:
 
 @inner
 def make_requests(m: Any, moment: int) -> None:
-    """Make the requests of a moment of the plan, except those whose call has passed meanwhile."""
+    """Make the requests of a moment of the plan, except those whose call has passed meanwhile.
+
+    Those that would issue more copies than the plan lets issue now are left out too.
+    """
     made = moment_at(m.moments, moment)
+    most = 0 if m.only_idle and m.running != NOBODY else m.most_issued or FOREVER
     for i in range(made.first, made.last):
         wish = request_at(m.requests, i)
         if wish.call > m.passed:
+            if most < FOREVER and is_absent(m, wish.expert):
+                if most == 0:
+                    continue
+                most -= 1
             request(m, wish.expert, wish.call, wish.priority)
 
 

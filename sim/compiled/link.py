@@ -53,13 +53,20 @@ def insist(m: Any, call: int, layer: int) -> None:
             transfer.needed = 0
 
 
+@inlined
+def is_absent(m: Any, expert: int) -> bool:
+    """Whether ``expert`` is in no slot, not on its way, and not about to be demanded: a request issues a copy of it."""
+    slot = slot_at(m.slots, expert)
+    return slot.state == ABSENT and not slot.awaited and not transfer_at(m.transfers, expert).live
+
+
 @inner
 def request(m: Any, expert: int, call: int, priority: int) -> None:
     """Ask for ``expert`` to be there for ``call``, which has not passed."""
     want(m, expert, call)
-    transfer, slot = transfer_at(m.transfers, expert), slot_at(m.slots, expert)
+    transfer = transfer_at(m.transfers, expert)
     if not transfer.live:
-        if slot.state == ABSENT and not slot.awaited:
+        if is_absent(m, expert):
             counts_at(m.counts, m.phase).issued += 1
             _new(m, expert, 1, priority)
             _enqueue(m, expert)

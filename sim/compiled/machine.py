@@ -100,7 +100,7 @@ _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", 
               "moments", "requests", "valued", "table")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
-_OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident")
+_OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident", "most_issued", "only_idle")
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
            "waits", "parts")  # fmt: skip

@@ -16,7 +16,11 @@ Decided here:
 * Transfers are not interrupted, and demands go before guesses that have not begun: the code's one copy stream.
 * Prompts are encoded layer by layer with no guesses: almost every expert of a layer is needed by some token.
 * Sequences that decode together: the guesses of all, each sequence's first ones first.
+* ``eviction`` and ``scope`` put another rule, or one pool of all layers, in the place of the paper's LRU a layer. There
+  is no ``eviction=score``: a gate names experts of the next layer alone, and says nothing of how long to keep them.
 """
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -31,6 +35,14 @@ class CacheMoEParameters(Parameters):
 
     speculate: int = Field(default=2, ge=0, le=10_000)
     """how many experts that the next layer's gate names are loaded early; the paper takes 1 or 2."""
+    most: int = Field(default=0, ge=0)
+    """of those named, at most so many are loaded, the first that are absent; 0 for all. AdapMoE loads 1."""
+    idle: bool = False
+    """load early only if the link has nothing to do once the layer's demands are made."""
+    eviction: Literal["lru", "lfu", "perfect-lfu"] = "lru"
+    """the paper's lru, lfu, or perfect-lfu."""
+    scope: Literal["global", "layer"] = "layer"
+    """split the slots evenly, a pool a layer, as in the paper, or share them over all layers."""
 
 
 class CacheMoE(Policy):
@@ -48,4 +60,12 @@ class CacheMoE(Policy):
         layers = range(1, view.n_layers)
         named = [view.lookahead(layer)[view.decoding, None, : self.parameters.speculate] for layer in layers]
         requests = best_first(view, zip(layers, layers, named, strict=True))
-        return Plan(eviction="lru", per_layer=True, requests=requests, discipline="demand-first")
+        given = self.parameters
+        return Plan(
+            eviction=given.eviction,
+            per_layer=given.scope == "layer",
+            requests=requests,
+            most_issued=given.most,
+            only_idle=given.idle,
+            discipline="demand-first",
+        )

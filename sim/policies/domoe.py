@@ -89,7 +89,7 @@ class Domoe(Policy):
     takes = DomoeParameters
     needs = frozenset({"embeddings", "prefill_embeddings"})
     learns = True
-    variants = ("keys=entry", "mode=table", "mode=trajectory", "eviction=lru")
+    variants = ("keys=entry", "mode=table", "mode=trajectory", "eviction=lru", "eviction=perfect-lfu")
     table_sizes = ("entries", "keys", "room")
     keeps_plan = True
     ignores = frozenset({"budget"})

@@ -26,10 +26,12 @@ Decided here:
 import numpy as np
 from pydantic import Field
 
-from sim.plan import Plan, Requests, Values
-from sim.policies.base import Parameters, Policy
+from sim.plan import Plan, Requests
+from sim.policies.base import Policy
+from sim.policies.search_order import SearchParameters
 from sim.predictors.decode_requests import each_step
 from sim.predictors.expert_maps import ExpertMaps
+from sim.predictors.latest_values import latest_values
 from sim.view import View
 
 DISTANCES = {"mixtral-8x7b": 3, "phi-3.5-moe": 4, "qwen1.5-moe-a2.7b": 6}
@@ -38,13 +40,15 @@ SCALE = 2**20
 """Priorities are whole numbers: probabilities x 255 times this, over the layers to go."""
 
 
-class FineMoEParameters(Parameters):
+class FineMoEParameters(SearchParameters):
     """Parameters of finemoe."""
 
     capacity: int = Field(default=1000, ge=1, le=1_000_000)
     """maps in the store."""
     distance: int = Field(default=0, ge=0, le=10_000)
     """layers from a trajectory search to the layer that it predicts; 0 for the paper's of the model."""
+    beside: bool = True
+    """search beside the step, as the paper has it, instead of on its critical path."""
 
 
 class FineMoE(Policy):
@@ -80,9 +84,12 @@ class FineMoE(Policy):
 
         return Plan(
             eviction="score-lfu",
-            values=_values(view, moment, layer, probs),
+            values=latest_values(view.n_layers, moment, layer, probs),
             requests=Requests.merged(moment[which], call[which], layer[which] * view.n_experts + expert, -weight),
-            prediction=each_step(view, np.unique(points).tolist(), searching_ns, critical=False),
+            prediction=each_step(
+                view, np.unique(points).tolist(), searching_ns, critical=not self.parameters.beside,
+                before_demands=self.parameters.before_demands,
+            ),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(entries * (setting.model.hidden + view.n_layers * view.n_experts)),
             note=f"expert maps: {entries:,} of {tokens:,} tokens",
@@ -112,14 +119,3 @@ def chosen(probs: np.ndarray, score: np.ndarray, least: int) -> np.ndarray:
     result = np.zeros(probs.shape, bool)
     np.put_along_axis(result, order, taken & (largest > 0), axis=1)
     return result
-
-
-def _values(view: View, moment: np.ndarray, layer: np.ndarray, probs: np.ndarray) -> Values:
-    """Probabilities as values of their layer from their moment on; the largest of those that rows of a step give."""
-    order = np.lexsort((layer, moment))
-    key = (moment * view.n_layers + layer)[order]
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    table = np.maximum.reduceat(probs[order], first) if len(first) else probs[:0]
-    return Values(
-        key[first] // view.n_layers, np.arange(len(first)), table.astype(np.int64), key[first] % view.n_layers
-    )

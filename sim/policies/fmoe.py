@@ -55,7 +55,7 @@ class FMoE(Policy):
     name = "fmoe"
     summary = "DoMoE's semantic baseline: one table of all domains, searched at every layer on the critical path"
     takes = FMoEParameters
-    variants = ("entries=4000", "entries=10000")
+    variants = ("entries=4000", "entries=10000", "eviction=perfect-lfu")
     table_sizes = ("entries", "keys")
     parameters: FMoEParameters
     needs = frozenset({"embeddings"})

@@ -1,4 +1,6 @@
-"""What a prediction is worth: prefetch by a predictor of a chosen accuracy, evict by LRU."""
+"""What a prediction is worth: prefetch by a predictor of a chosen accuracy, evict by any rule."""
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -6,6 +8,7 @@ from sim.plan import Plan
 from sim.policies.base import Parameters, Policy
 from sim.predictors.base import Predictor, top
 from sim.predictors.decode_requests import best_first
+from sim.predictors.latest_values import latest_scores
 from sim.predictors.oracle import Oracle, RandomGuess
 from sim.view import View
 
@@ -19,6 +22,10 @@ class OracleParameters(Parameters):
     """guess at random instead, whatever the accuracy."""
     ahead: int = Field(default=1, ge=0, le=10_000)
     """how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins."""
+    eviction: Literal["lru", "fifo", "lfu", "perfect-lfu", "score", "next-use"] = "lru"
+    """who goes; score: whom the latest guesses of its layer do not name, or name last; next-use: Belady's MIN."""
+    prefetch: bool = True
+    """false asks for nothing ahead in decode, so that eviction is left alone."""
 
 
 class ByOracle(Policy):
@@ -28,7 +35,7 @@ class ByOracle(Policy):
     """
 
     name = "oracle"
-    summary = "reference: prefetch by a predictor of chosen accuracy, evict the least recently used"
+    summary = "reference: prefetch by a predictor of chosen accuracy, evict by any rule"
     takes = OracleParameters
     variants = ("accuracy=0.5", "accuracy=0.0", "random=True")
     parameters: OracleParameters
@@ -40,7 +47,11 @@ class ByOracle(Policy):
         predictor: Predictor = RandomGuess(seed) if given.random else Oracle(given.accuracy, seed)
         choices = view.foreseen(view.n_layers).shape[2]
         points = [max(layer + 1 - given.ahead, 0) if given.ahead else 0 for layer in range(view.n_layers)]
-        guesses = [
-            (point, layer, top(predictor.scores(view, point, [layer]), choices)) for layer, point in enumerate(points)
-        ]
-        return Plan(eviction="lru", requests=best_first(view, guesses), stream_prefill=True)
+        scored = [(point, layer, predictor.scores(view, point, [layer])) for layer, point in enumerate(points)]
+        guesses = [(point, layer, top(scores, choices)) for point, layer, scores in scored]
+        return Plan(
+            eviction=given.eviction,
+            values=latest_scores(view, scored) if given.eviction == "score" else None,
+            requests=best_first(view, guesses) if given.prefetch else None,
+            stream_prefill=True,
+        )

@@ -1,8 +1,8 @@
-"""ProMoE: a learned predictor a layer, which prefetches a stride ahead in chunks that a miss interrupts.
+"""ProMoE: a learned predictor a layer, which prefetches a stride ahead in pieces that a miss interrupts.
 
 X. Song et al., arXiv 2410.22134. Each routed layer's input goes through a perceptron of two layers that says which
-experts the layer ``stride`` layers on will take (``sim.predictors.stride_net``); those are copied matrix by matrix, and
-what is needed at once overtakes them between matrices. Slots are split over layers, each part with LRU. Experts that
+experts the layer ``stride`` layers on will take (``sim.predictors.stride_net``); those are copied in pieces,
+and what is needed at once overtakes them between pieces. Slots are split over layers, each part with LRU. Experts that
 are there run first, then those under way, then the others, which is the engine's own order.
 
 Decided here:
@@ -15,19 +15,26 @@ Decided here:
   million weights a layer of Mixtral) to all experts of the window. They lie, and run, where the software profile says,
   beside the step (``beside=false`` puts them on its critical path).
 * A prefill predicts nothing and streams; the paper prefetches by the same predictor there.
+* Pieces are those of real runs (``sim.machine.pieces``); the paper's are an expert's three matrices (``--chunks 3``).
+* ``eviction`` and ``scope`` put another rule, or one pool of all layers, in the place of LRU a layer. With ``score``
+  the expert goes that the nets last gave the smallest chance, which the published code offers too (``nn``).
 """
+
+from typing import Literal
 
 from pydantic import Field
 
 from sim.plan import Plan
-from sim.policies.base import Parameters, Policy
+from sim.policies.base import Policy
+from sim.policies.search_order import SearchParameters
 from sim.predictors.base import top
 from sim.predictors.decode_requests import best_first, each_step
+from sim.predictors.latest_values import latest_scores
 from sim.predictors.stride_net import StrideNets
 from sim.view import View
 
 
-class ProMoEParameters(Parameters):
+class ProMoEParameters(SearchParameters):
     """Parameters of promoe."""
 
     stride: int = Field(default=1, ge=1, le=1000)
@@ -42,6 +49,10 @@ class ProMoEParameters(Parameters):
     """passes over the profile split in training."""
     beside: bool = True
     """predict beside the step instead of on its critical path."""
+    eviction: Literal["lru", "lfu", "perfect-lfu", "score"] = "lru"
+    """the paper's lru, lfu, perfect-lfu, or score: by what the nets last said of an expert."""
+    scope: Literal["global", "layer"] = "layer"
+    """split the slots evenly, a pool a layer, as in the paper, or share them over all layers."""
 
 
 class ProMoE(Policy):
@@ -69,23 +80,23 @@ class ProMoE(Policy):
             point: range(point + given.stride - 1 if point else 0, min(point + last + 1, view.n_layers))
             for point in range(max(1, view.n_layers - given.stride + 1))
         }
-        guesses = [
-            (point, layers[0], top(nets.scores(view, point, layers), given.first or setting.model.top_k))
-            for point, layers in covered.items()
-        ]
+        scored = [(point, layers[0], nets.scores(view, point, layers)) for point, layers in covered.items()]
+        guesses = [(point, first, top(scores, given.first or setting.model.top_k)) for point, first, scores in scored]
         parameters = given.width * (setting.model.hidden + given.window * view.n_experts)
 
         def network_ns(rows: int, point: int) -> int:
             return setting.software.network_ns(setting.hardware, parameters, rows)
 
         return Plan(
-            eviction="lru",
-            per_layer=True,
+            eviction=given.eviction,
+            values=latest_scores(view, scored) if given.eviction == "score" else None,
+            per_layer=given.scope == "layer",
             requests=best_first(view, guesses),
-            prediction=each_step(view, [*covered], network_ns, critical=not given.beside),
+            prediction=each_step(
+                view, [*covered], network_ns, critical=not given.beside, before_demands=given.before_demands
+            ),
             stream_prefill=True,
             gpu_bytes=setting.software.table_bytes(len(covered) * parameters),
             discipline="preemptive",
-            chunks=0,
             note=f"nets: {len(covered)}, learned from {sum(len(t.decode_rows) for t in setting.profile):,} tokens",
         )

@@ -1,4 +1,4 @@
-"""Plain caches that fetch on demand: LRU, LFU and FIFO, one pool or a pool a layer."""
+"""Plain caches that fetch on demand: LRU, FIFO and LFU of two kinds, one pool or a pool a layer."""
 
 from abc import abstractmethod
 from typing import Literal
@@ -59,8 +59,7 @@ class LFU(_Cache):
     """Evict the expert needed least often."""
 
     name = "lfu"
-    summary = "cache, evict the least often used"
-    variants = ("counts=always",)
+    summary = "cache, evict the least often used since it was loaded"
     takes = LFUParameters
     parameters: LFUParameters
 
@@ -68,3 +67,14 @@ class LFU(_Cache):
     def eviction(self) -> str:
         """The name of its rule."""
         return "lfu" if self.parameters.counts == "resident" else "perfect-lfu"
+
+
+class PerfectLFU(_Cache):
+    """Evict the expert needed least often since the run began.
+
+    The control of all that learns: it counts the traffic at hand, in a slot or not, and has no profile and no label.
+    """
+
+    name = "perfect-lfu"
+    summary = "cache, evict the least often used since the run began"
+    eviction = "perfect-lfu"

@@ -53,6 +53,9 @@ def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Tr
     for name in ("gates", "probs"):
         if (array := getattr(trace, name)) is not None:
             changed[name] = np.where(unknown[:, :, None], array[:, :, ::-1], array)
+    to_come = rows[offsets[step + 1] :]
+    changed["token"] = trace.token.copy()
+    changed["token"][to_come] = np.where(trace.token[to_come] >= 0, trace.token[to_come] ^ 1, -1)
     if trace.embeddings is not None:
         decode = trace.decode_rows
         # Level p is known at point p: one level more than routes.
@@ -77,7 +80,7 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
 
 _OF_ALL_THE_RUN = attrgetter(
     "per_layer", "keep", "stream_prefill", "ring", "everything_resident", "gpu_bytes", "most_bytes", "discipline",
-    "chunks", "prediction.critical", "prediction.prompt_ns", "prediction.before_demands",
+    "chunks", "most_issued", "only_idle", "prediction.critical", "prediction.prompt_ns", "prediction.before_demands",
 )  # fmt: skip
 """What a plan decides once, before the run: not its ``note``, which may say what it likes and changes nothing."""
 _OF_THE_HOST = attrgetter("fixed_ns", "read_ns", "shared_ns", "row_ns", "reserved", "beside")

@@ -49,6 +49,7 @@ class LayerCalls:
         host: HostCosts | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.link, self.cache, self.counters = plan, link, link.cache, link.counters
+        link.most_issued, link.only_idle = plan.most_issued, plan.only_idle
         self.n_layers, self.n_experts = n_layers, n_experts
         self.found = bytearray()  # REUSE_HIT is 0
         self.late: set[int] = set()

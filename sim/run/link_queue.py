@@ -86,6 +86,10 @@ class LinkQueue(ABC):
         self.phase = 0
         self.awaited: set[int] = set()
         """Experts that the running call will demand once its present wave is done: it serves requests for them too."""
+        self.most_issued = 0
+        """The most copies that the requests of one moment issue; 0 for no such limit."""
+        self.only_idle = False
+        """Requests that are made while something moves issue no copy."""
         self._demands: list[Transfer] = []
         self._queue: list[tuple[int, int, Transfer]] = []
         self._running: Transfer | None = None
@@ -152,8 +156,20 @@ class LinkQueue(ABC):
         """Ask for ``expert`` to be there for ``call``; see ``sim.plan.Requests`` for experts resident or queued."""
         self.request_all(((expert, call, priority),))
 
-    def request_all(self, requests: Iterable[tuple[int, int, int]]) -> None:
-        """``request`` one (expert, call, priority) after the other; what is for a call that has passed is left out."""
+    def request_moment(self, requests: Iterable[tuple[int, int, int]]) -> None:
+        """``request_all`` of a moment of the plan, as many as the plan lets issue a copy now."""
+        self.request_all(requests, self.may_issue)
+
+    @property
+    def may_issue(self) -> int:
+        """How many copies the requests of a moment may issue if they are made now, -1 for any number."""
+        return 0 if self.only_idle and self.moving else self.most_issued or -1
+
+    def request_all(self, requests: Iterable[tuple[int, int, int]], most: int = -1) -> None:
+        """``request`` one (expert, call, priority) after the other; what is for a call that has passed is left out.
+
+        So are those that would issue more than ``most`` copies; -1 for any number.
+        """
         cache, transfers, passed, queued = self.cache, self.transfers, self.passed, self.discipline != "fifo"
         state, observer = cache.state, self.observer
         outcome: Outcome
@@ -164,6 +180,10 @@ class LinkQueue(ABC):
             if transfer is not None and self._out_of_date(transfer, passed + 1):
                 self._cancel(transfer)
                 transfer = None
+            if most >= 0 and transfer is None and not state[expert] and expert not in self.awaited:
+                if not most:
+                    continue
+                most -= 1
             cache.requested(expert, call)
             if transfer is not None:
                 outcome = "queued"

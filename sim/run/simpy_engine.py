@@ -307,7 +307,7 @@ class Run:
         elif cost:
             self.env.call(cost, ASIDE, lambda _: self._request_aside(requests))
             return
-        self.link.request_all(requests)
+        self.link.request_moment(requests)
 
     def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now
@@ -318,5 +318,5 @@ class Run:
 
     def _request_aside(self, requests: list[tuple[int, int, int]]) -> None:
         """Make requests whose prediction ran beside the step and is over."""
-        self.link.request_all(requests)
+        self.link.request_moment(requests)
         self.link.kick()

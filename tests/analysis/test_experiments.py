@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.contest import verdict
 from analysis.experiment import Data
-from analysis.experiments import EXPERIMENTS, anomalies, predictors, real_routes
+from analysis.experiments import EXPERIMENTS, anomalies, eviction, predictors, real_routes
 from analysis.experiments import domoe_ablation as ablation
 from analysis.experiments import domoe_limits as limits
 from analysis.experiments import domoe_neighbours as neighbours
@@ -47,6 +47,7 @@ def measured(options: ExperimentOptions) -> dict[str, Data]:
     monkey = pytest.MonkeyPatch()
     monkey.setattr(anomalies, "ACCURACIES", (0.0, 0.5, 1.0))
     monkey.setattr(anomalies, "SEEDS", 2)
+    monkey.setattr(eviction, "ACCURACIES", (0.5, 0.75, 1.0))
     data = {name: what.measure(options) for name, what in EXPERIMENTS.items()}
     monkey.undo()
     return data
@@ -202,6 +203,29 @@ def test_anomalies_are_pairs_where_the_more_accurate_takes_longer() -> None:
     time = np.array([[[10, 20]], [[8, 25]], [[9, 24]]])  # three accuracies of one run with two parts
     assert anomalies.anomalies(time) == {"pairs": 4, "slower": 2, "worst": 0.25}
     assert anomalies.anomalies(np.array([[[3]], [[3]], [[2]]]))["slower"] == 0
+
+
+def test_eviction_rules_are_compared_on_the_same_requests(measured: dict[str, Data]) -> None:
+    data = measured["eviction"]
+    rows, accurate = EXPERIMENTS["eviction"].sheets(data)
+    assert {(run["requests"], run["eviction"]) for run in data["runs"] if run["accuracy"] is None} == {
+        (one.label, rule) for rule, one in eviction._contestants()
+    }
+    columns = list(rows.columns)
+    for row in rows.rows:
+        cells = dict(zip(columns, row, strict=True))
+        speed = {rule: float(cells[rule].replace(",", "")) for rule in eviction.RULES[:4] if cells[rule] != "–"}
+        assert speed[cells["most"]] == max(speed.values())
+        assert (cells["next-use"] == "–") == (cells["requests"] != eviction.NO_PREFETCH)
+    assert {row[3] for row in accurate.rows} == {*eviction.RULES}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 9))
+def test_a_rule_pays_from_the_least_accuracy_above_which_all_are_faster(speeds: list[int], other: int) -> None:
+    speed = {index / 10: float(value) for index, value in enumerate(speeds)}
+    good = [a for a in speed if all(value > other for later, value in speed.items() if later >= a)]
+    assert eviction._from(speed, float(other)) == (f"{min(good):.2f}" if good else "never")
+    assert eviction._from(speed, None) == "–"
 
 
 def test_predictors_are_ordered_by_what_they_know(measured: dict[str, Data]) -> None:

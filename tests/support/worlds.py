@@ -33,10 +33,18 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "lfu": [{}, {"scope": "layer"}, {"counts": "always"}],
     "previous-token": [{}, {"ahead": 1}, {"ahead": 2}],
     "popularity": [{}, {"by": "domain"}],
-    "cache-moe": [{}, {"speculate": 0}, {"speculate": 1}],
+    "perfect-lfu": [{}, {"scope": "layer"}],
+    "cache-moe": [
+        {}, {"speculate": 0}, {"speculate": 1}, {"eviction": "perfect-lfu", "scope": "global"}, {"eviction": "lfu"},
+        {"most": 1}, {"idle": True, "most": 1}, {"idle": True},
+    ],
     "pregated-moe": [{}, {"cache": "lfu"}, {"cache": "lru"}],
     "fiddler": [{}, {"beside": False}, {"host_gbps": 1e6, "tokens": 0.5}, {"host_gbps": 0.05, "shared_gbps": 0.01}],
-    "oracle": [{}, {"accuracy": 0.5, "ahead": 2}, {"accuracy": 0.0, "ahead": 0}, {"random": True}],
+    "oracle": [
+        {}, {"accuracy": 0.5, "ahead": 2}, {"accuracy": 0.0, "ahead": 0, "eviction": "lfu"}, {"random": True},
+        {"accuracy": 0.7, "eviction": "perfect-lfu"}, {"accuracy": 0.6, "eviction": "score", "ahead": 2},
+        {"eviction": "next-use", "prefetch": False}, {"accuracy": 0.5, "eviction": "fifo"},
+    ],
     "moe-infinity": [
         {},
         {"capacity": 2, "most": 1},
@@ -45,13 +53,19 @@ CHOICES: dict[str, list[dict[str, object]]] = {
         {"code": True, "search": "after", "most": 2},
     ],
     "finemoe": [{}, {"capacity": 2, "distance": 1}, {"distance": 2}, {"beside": False, "search": "before"}],
-    "fmoe": [{}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}, {"search": "before"}],
+    "fmoe": [
+        {}, {"entries": 3, "top_k": 1}, {"keys": "token", "eviction": "lru"}, {"search": "before"},
+        {"eviction": "perfect-lfu"},
+    ],
     "promoe": [
         {"epochs": 1},
         {"epochs": 1, "stride": 2, "window": 2},
         {"epochs": 1, "beside": False, "first": 3, "search": "before"},
+        {"epochs": 1, "eviction": "score", "scope": "global"},
+        {"epochs": 1, "stride": 2, "window": 2, "eviction": "score"},
+        {"epochs": 1, "eviction": "perfect-lfu"},
     ],
-    "domoe": [{}, {"search": "before", "layers": "all"}],
+    "domoe": [{}, {"search": "before", "layers": "all"}, {"eviction": "perfect-lfu"}, {"eviction": "lfu"}],
 }
 """Parameters worth trying, a policy; any other is tried with its defaults."""
 REPORT_FIELDS = {
@@ -194,7 +208,7 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
         )
     )
     discipline = draw(st.sampled_from([None, "fifo", "demand-first", "preemptive"]))
-    chunks = draw(st.sampled_from([None, 1, 2, 3, 7]))
+    chunks = draw(st.sampled_from([None, 1, 2, 3, 7, 42]))
     software = draw(st.sampled_from(SOFTWARE))
     return World(trace, model, machine, batch, work, budget, discipline, chunks, software=software)
 
@@ -274,6 +288,8 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         per_layer=bool(rng.random() < 0.3),
         keep=bool(rng.random() < 0.8),
         requests=Requests.build(moment, call, expert, rng.integers(-3, 4, len(call)) if rng.random() < 0.5 else None),
+        most_issued=int(rng.choice([0, 0, 1, 2])),
+        only_idle=bool(rng.random() < 0.2),
         values=_values(rng, some, n_layers, work.n_experts) if valued else None,
         prediction=Prediction(
             some,

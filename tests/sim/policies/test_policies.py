@@ -25,12 +25,12 @@ from tests.support.worlds import CHOICES, MS, POLICIES, World, handmade, made, r
 from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
 
-DEMAND = {"lru": "lru", "fifo": "fifo", "lfu": "lfu"}
+DEMAND = {"lru": "lru", "fifo": "fifo", "lfu": "lfu", "perfect-lfu": "perfect-lfu"}
 
 
 def test_the_baselines_are_there() -> None:
     wanted = {"on-demand", "lru", "lfu", "fifo", "previous-token", "popularity", "all-in-gpu", "clairvoyant"}
-    assert wanted <= set(policy_classes())
+    assert wanted | {"perfect-lfu"} <= set(policy_classes())
     for name, kind in policy_classes().items():
         assert kind.name == name
         assert kind.summary
@@ -370,9 +370,9 @@ def test_a_plain_cache_names_the_rule_that_it_evicts_by() -> None:
     view = View(make_trace([[[0]]], n_experts=2), handmade([[[0]]], 2))
     setting = Setting(toy_model(1, 2, 1, (1000,)), 1000, ())
     rules = []
-    for name, values in (("lru", {}), ("fifo", {}), ("lfu", {}), ("lfu", {"counts": "always"})):
+    for name, values in (("lru", {}), ("fifo", {}), ("lfu", {}), ("lfu", {"counts": "always"}), ("perfect-lfu", {})):
         cache: Any = make_policy(name, setting, dict(values))
         assert cache.plan(view).eviction == cache.eviction
         rules.append(cache.eviction)
-    assert rules == ["lru", "fifo", "lfu", "perfect-lfu"]
+    assert rules == ["lru", "fifo", "lfu", "perfect-lfu", "perfect-lfu"]
     assert not any(issubclass(policy_class(name), policy_class("lru")) for name in ("fifo", "lfu"))

@@ -66,7 +66,7 @@ def test_compare_lists_all_that_the_trace_allows(said: Any, trace: Path, tmp_pat
     assert status == 0
     rows = [(r["policy"], ",".join(f"{k}={v}" for k, v in r["settings"]["set"].items())) for r in json.loads(out)]
     assert rows == [(name, values) for name, kind in able.items() for values in ("", *kind.variants)]
-    assert {("lru", "scope=layer"), ("lfu", "counts=always"), ("popularity", "by=domain")} <= set(rows)
+    assert {("lru", "scope=layer"), ("perfect-lfu", ""), ("popularity", "by=domain")} <= set(rows)
     only = tmp_path / "only.npz"
     toy_trace(split="eval").save(only)
     status, out, err = said("compare", only, "--json", "-")
