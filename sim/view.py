@@ -34,6 +34,8 @@ class View:
         """True for rows of decode steps (R,)."""
         self.sequence = trace.sequence[self._rows]
         """Sequence of each row (R,)."""
+        self.token = trace.token[self._rows]
+        """Token id of each row (R,), which goes into its step and so is known at point 0; -1 where none is recorded."""
 
     def moment(self, step: np.ndarray, point: int | np.ndarray) -> np.ndarray:
         """Number of the moment at ``point`` of each step, as ``sim.plan`` counts them."""

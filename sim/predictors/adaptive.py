@@ -15,6 +15,9 @@ a shortest path over layers, exact in O(L^2), also when each layer has a chance 
 occur at late layers alone, so an average by offset mixes up how hard those are with what the offset does. The model
 leaves out that a prefetch needs time to arrive, that the cache holds some experts anyway, and what wrong prefetches
 cost the link.
+
+The paper says of its own choice only that it is "a sampling-based statistical method to select an optimal set of
+prediction layers". What it samples, for the chances too, can only be tokens: `sampled` is that reading.
 """
 
 from collections.abc import Sequence
@@ -28,9 +31,7 @@ from sim.view import prompts
 from traces.trace import Trace
 
 SAMPLE = 200
-"""Tokens on which the chance of a misprediction is estimated."""
-DRAWS = 1000
-"""Sets of layers that the sampling-based choice looks at."""
+"""Tokens on which the chance of a misprediction is estimated, by default."""
 
 
 def objective(layers: Sequence[int], miss: np.ndarray, predict_ns: float, load_ns: float) -> float:
@@ -74,20 +75,6 @@ def _by_layer(miss: np.ndarray) -> np.ndarray:
     return miss[np.maximum(offset, 0)]
 
 
-def sampled(miss: np.ndarray, predict_ns: float, load_ns: float, seed: int) -> tuple[int, ...]:
-    """The best of ``DRAWS`` random sets of layers and of the even ones, by ``objective``.
-
-    The paper says "a sampling-based statistical method to select an optimal set" and no more; here each set has the
-    first layer, and every other one with a chance that is drawn too, so that few and many are looked at alike.
-    """
-    n_layers, rng = len(miss), np.random.default_rng(seed)
-    sets = [tuple(range(0, n_layers, step)) for step in range(1, n_layers + 1)]
-    for chance in rng.random(DRAWS):
-        others = 1 + np.flatnonzero(rng.random(n_layers - 1) < chance)
-        sets.append((0, *others.tolist()))
-    return min(sets, key=lambda layers: objective(layers, miss, predict_ns, load_ns))
-
-
 def held_out(profile: Sequence[Trace], seed: int) -> tuple[list[Trace], list[Trace]]:
     """Split profiles in two: sequences for tables, and about a fifth of each domain's for estimating.
 
@@ -108,9 +95,9 @@ def held_out(profile: Sequence[Trace], seed: int) -> tuple[list[Trace], list[Tra
 
 @dataclass(frozen=True)
 class Estimate:
-    """Experts that sampled tokens took, and those of them that were not predicted, (L, L) int64 both.
+    """Experts that sampled tokens took, and those of them that were not predicted, (T, L, L) int64 both.
 
-    First axis: the layer at which the prediction was invoked; second: the layer of the expert.
+    First axis: the token; second: the layer at which the prediction was invoked; third: the layer of the expert.
     """
 
     wrong: np.ndarray
@@ -118,13 +105,31 @@ class Estimate:
 
     def by_offset(self) -> np.ndarray:
         """Chance of a misprediction by offset (L,), over all layers; 1 where nothing can be told."""
-        n_layers = len(self.wrong)
-        sums = [np.array([np.trace(a, offset) for offset in range(n_layers)]) for a in (self.wrong, self.needed)]
-        return _share(*sums)
+        counts = (self.wrong.sum(axis=0), self.needed.sum(axis=0))
+        return _share(*(np.array([np.trace(a, offset) for offset in range(len(a))]) for a in counts))
 
     def by_layer(self) -> np.ndarray:
         """Chance of a misprediction of each layer by each prediction (L, L); 1 where nothing can be told."""
+        return _share(self.wrong.sum(axis=0), self.needed.sum(axis=0))
+
+    def by_token(self) -> np.ndarray:
+        """The same of each token (T, L, L)."""
         return _share(self.wrong, self.needed)
+
+
+def sampled(found: Estimate, predict_ns: float, load_ns: float) -> tuple[int, ...]:
+    """The layers at which most of the sampled tokens would have had a prediction, each for itself.
+
+    For each token the layers that would have been best for it are found, from which of its own experts every prediction
+    misses. As many layers are taken as the tokens have on average, those that most of them have; the first is always
+    one. Of layers that equally many have, the earlier ones are taken.
+    """
+    sets = [shortest(miss, predict_ns, load_ns) for miss in found.by_token()]
+    if not sets:
+        return (0,)
+    votes = np.bincount(np.concatenate(sets), minlength=found.wrong.shape[1])
+    many = round(sum(map(len, sets)) / len(sets))
+    return tuple(sorted(np.argsort(-votes, kind="stable")[:many].tolist()))
 
 
 def _share(wrong: np.ndarray, needed: np.ndarray) -> np.ndarray:
@@ -134,11 +139,12 @@ def _share(wrong: np.ndarray, needed: np.ndarray) -> np.ndarray:
 def estimate(predictor: Neighbours, samples: Sequence[Trace], fetch: int, seed: int, tokens: int = SAMPLE) -> Estimate:
     """Try all predictions of ``fetch`` experts a layer on up to ``tokens`` random decode rows of ``samples``."""
     n_layers = predictor.tables[0].paths.shape[1]
-    wrong, needed = np.zeros((n_layers, n_layers), np.int64), np.zeros((n_layers, n_layers), np.int64)
     counts = [len(trace.decode_rows) if trace.embeddings is not None else 0 for trace in samples]
     drawn = np.sort(np.random.default_rng(seed).permutation(sum(counts))[:tokens])
+    wrong, needed = (np.zeros((len(drawn), n_layers, n_layers), np.int64) for _ in range(2))
     for trace, first, count in zip(samples, np.cumsum([0, *counts]), counts, strict=False):
-        mine = drawn[(drawn >= first) & (drawn < first + count)] - first
+        here = (drawn >= first) & (drawn < first + count)
+        mine = drawn[here] - first
         if not len(mine) or trace.embeddings is None:
             continue
         rows = trace.decode_rows[mine]
@@ -147,8 +153,8 @@ def estimate(predictor: Neighbours, samples: Sequence[Trace], fetch: int, seed: 
             level = predictor.query_level(point)
             scores = predictor.vote(trace.embeddings[mine, level], chosen, level, range(point, n_layers))
             taken = trace.experts[rows, point:]
-            wrong[point, point:] += missed(top(scores, fetch), taken).sum(axis=(0, 2))
-            needed[point, point:] += (taken >= 0).sum(axis=(0, 2))
+            wrong[here, point, point:] = missed(top(scores, fetch), taken).sum(axis=2)
+            needed[here, point, point:] = (taken >= 0).sum(axis=2)
     return Estimate(wrong, needed)
 
 

@@ -47,6 +47,15 @@ class Neighbours:
         self._first = np.cumsum([0, *(len(table) for table in tables)])
         self._indexes: dict[tuple[int, int], Index] = {}
 
+    def changed(self, tables: Sequence[Table], matching: Matching) -> "Neighbours":
+        """The same over ``tables`` in the place of its own; what was worked out of those that stayed is kept."""
+        other = Neighbours(
+            tables, matching, votes=self.votes, keys=self.keys, level=self.level, n_experts=self.n_experts
+        )
+        same = [new is old for new, old in zip(tables, self.tables, strict=True)]
+        other._indexes = {place: index for place, index in self._indexes.items() if same[place[0]]}
+        return other
+
     def consulted(self, prompts: Mapping[int, np.ndarray], sequences: int) -> np.ndarray:
         """Which tables each sequence consults (sequences, D) bool; those without a prompt consult none."""
         chosen = np.zeros((sequences, len(self.tables)), bool)

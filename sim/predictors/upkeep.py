@@ -1,4 +1,4 @@
-"""What domain tables cost a run: matching prompts, loading tables and searching them, and the memory that they take."""
+"""What domain tables cost a run: matching prompts, loading tables, searching and growing them, and their memory."""
 
 import itertools
 from collections import OrderedDict
@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.plan import Prediction
 from sim.policies.base import Setting
-from sim.predictors.neighbours import Neighbours
+from sim.predictors.growth import Stage, Stages
 from sim.predictors.prototypes import ITERATIONS
 from sim.view import View
 
@@ -16,38 +16,54 @@ from sim.view import View
 class Upkeep:
     """Time at each moment and memory on the GPU, at the real model's hidden size, by the setting's software profile.
 
-    ``chosen`` (sequences, D) bool are the tables that each sequence consults, ``points`` where searches are made,
-    ``room`` how many tables the GPU has room for.
+    Args:
+        setting: what the policy knows.
+        view: of the run.
+        predictor: the tables, and which of them each sequence consults.
+        points: where searches are made.
+        room: how many tables the GPU has room for.
+        most: entries and prototypes that a table may grow to; None where tables stay as they are.
     """
 
     def __init__(
-        self, setting: Setting, view: View, predictor: Neighbours, chosen: np.ndarray, points: Sequence[int], room: int
-    ) -> None:
-        self.setting, self.view, self.chosen, self.keys, self.room = setting, view, chosen, predictor.keys, room
+        self, setting: Setting, view: View, predictor: Stages, points: Sequence[int], room: int,
+        most: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.setting, self.view, self.stages, self.room = setting, view, predictor, room
+        first = predictor.stages[0].predictor
+        self.chosen, self.keys, self.clusters = predictor.chosen, first.keys, first.matching.clusters
         # The embedding layer's output is known at once and never changes: one search serves all layers.
         self.points = np.array(points[:1] if self.keys == "token" else points)
-        self.entries = np.array([len(table) for table in predictor.tables], np.int64)
-        self.clusters = predictor.matching.clusters
-        self.prototypes = sum(len(p.centres) for p in predictor.matching.prototypes)
+        stages = [stage.predictor for stage in predictor.stages]
+        self.entries = np.array([[len(table) for table in one.tables] for one in stages], np.int64)
+        """Of each table at each stage (V, D)."""
+        self.prototypes = np.array([[len(p.centres) for p in one.matching.prototypes] for one in stages], np.int64)
+        self.most = most
 
     @property
     def gpu_bytes(self) -> int:
-        """All prototypes, and the largest of the tables that there is room for."""
-        prototypes = self.setting.software.table_bytes(self.prototypes * self.setting.model.hidden)
-        return prototypes + int(np.sort(self._table_bytes())[::-1][: self.room].sum())
+        """All prototypes, and the largest of the tables that there is room for, at the size that they may grow to."""
+        entries, prototypes = self.entries[0], self.prototypes[0]
+        if self.most:
+            entries, prototypes = np.full_like(entries, self.most[0]), np.full_like(prototypes, self.most[1])
+        centres = self.setting.software.table_bytes(int(prototypes.sum()) * self.setting.model.hidden)
+        return centres + int(np.sort(entries * self._entry_bytes)[::-1][: self.room].sum())
 
-    def _table_bytes(self) -> np.ndarray:
-        """What each table takes: keys of the levels that are searched, and paths in 16 bits an expert."""
+    @property
+    def _entry_bytes(self) -> int:
+        """What an entry takes: keys of the levels that are searched, and a path in 16 bits an expert."""
         model, software = self.setting.model, self.setting.software
         levels = len(self.points) if self.keys == "layer" else 1
         paths = 2 * model.routed_layers * model.top_k if software.where == "gpu" else 0
-        return self.entries * (software.table_bytes(levels * model.hidden) + paths)
+        return software.table_bytes(levels * model.hidden) + paths
 
     def prediction(self, before_demands: bool = False) -> Prediction:
-        """Matching in prefills, loading of tables, searches in decode steps: each on the critical path."""
+        """Growing and matching in prefills, loading of tables, searches in decode steps: all on the critical path."""
         view, loading = self.view, self._loading()
         prefills = view.prefill_steps()
-        times = [(view.moment(prefills, view.prompt_level), self._matching(prefills) + loading[prefills])]
+        grown = {stage.step: self._growing_ns(stage) for stage in self.stages.stages}
+        growing = np.array([grown.get(step, 0) for step in prefills.tolist()], np.int64)
+        times = [(view.moment(prefills, view.prompt_level), growing + self._matching(prefills) + loading[prefills])]
         steps, rows = np.unique(view.step[view.decoding], return_counts=True)
         if len(steps):
             search = self._searches(steps, rows)
@@ -62,7 +78,8 @@ class Upkeep:
         view = self.view
         consulted = self.chosen[view.sequence[view.decoding]]
         union = np.logical_or.reduceat(consulted, np.searchsorted(view.step[view.decoding], steps))
-        pairs, kind = np.unique(np.stack([union @ self.entries, rows]), axis=1, return_inverse=True)
+        entries = (union * self.entries[self.stages.at(steps)]).sum(axis=1)
+        pairs, kind = np.unique(np.stack([entries, rows]), axis=1, return_inverse=True)
         hidden = self.setting.model.hidden
         ns = [self.setting.search_ns(entries, hidden, queries) for entries, queries in pairs.T.tolist()]
         return np.array(ns, np.int64)[kind.ravel()]
@@ -70,22 +87,37 @@ class Upkeep:
     def _matching(self, prefills: np.ndarray) -> np.ndarray:
         """Clustering each prompt and comparing its centres with all prototypes."""
         setting, hidden, ns = self.setting, self.setting.model.hidden, []
-        for rows in np.bincount(self.view.step, minlength=self.view.n_steps)[prefills].tolist():
+        prototypes = self.prototypes.sum(axis=1)[self.stages.at(prefills)]
+        prompts = np.bincount(self.view.step, minlength=self.view.n_steps)[prefills]
+        for rows, among in zip(prompts.tolist(), prototypes.tolist(), strict=True):
             centres = min(self.clusters, rows)
             clustering = setting.software.cluster_ns(setting.hardware, rows, hidden, centres, ITERATIONS)
-            ns.append(clustering + setting.search_ns(self.prototypes, hidden, centres))
+            ns.append(clustering + setting.search_ns(among, hidden, centres))
         return np.array(ns, np.int64)
+
+    def _growing_ns(self, stage: Stage) -> int:
+        """What a stage's beginning takes, as if every row got a place and another entry lost it.
+
+        Both are compared with all prototypes of their table, which may be clustered anew, and the rows are loaded.
+        """
+        setting, hidden, ns = self.setting, self.setting.model.hidden, 0
+        for number, what in stage.appended.items():
+            centres = len(stage.predictor.matching.prototypes[number].centres)
+            ns += setting.search_ns(centres, hidden, 2 * what.rows)
+            ns += setting.software.cluster_ns(setting.hardware, what.clustered, hidden, centres, ITERATIONS)
+            ns += setting.software.load_ns(setting.hardware, what.rows * self._entry_bytes)
+        return ns
 
     def _loading(self) -> np.ndarray:
         """Loading what a step consults and is not there (S,): the tables consulted longest ago make room."""
         view, setting = self.view, self.setting
-        size = self._table_bytes().tolist()
+        sizes, stage = (self.entries * self._entry_bytes).tolist(), self.stages.at(np.arange(view.n_steps)).tolist()
         loaded: OrderedDict[int, None] = OrderedDict()
         ns = np.zeros(view.n_steps, np.int64)
         starts = np.searchsorted(view.step, np.arange(view.n_steps + 1)).tolist()
         for step, (first, last) in enumerate(itertools.pairwise(starts)):
             wanted = np.flatnonzero(self.chosen[view.sequence[first:last]].any(axis=0)).tolist()
-            absent = sum(size[table] for table in wanted if table not in loaded)
+            absent = sum(sizes[stage[step]][table] for table in wanted if table not in loaded)
             ns[step] = setting.software.load_ns(setting.hardware, absent)
             for table in wanted:
                 loaded[table] = None

@@ -65,7 +65,16 @@ CHOICES: dict[str, list[dict[str, object]]] = {
         {"epochs": 1, "stride": 2, "window": 2, "eviction": "score"},
         {"epochs": 1, "eviction": "perfect-lfu"},
     ],
-    "domoe": [{}, {"search": "before", "layers": "all"}, {"eviction": "perfect-lfu"}, {"eviction": "lfu"}],
+    "domoe": [
+        {},
+        {"search": "before", "layers": "all"},
+        {"eviction": "perfect-lfu"},
+        {"eviction": "lfu"},
+        {"mode": "best"},
+        {"mode": "best", "grow": True, "entries": 3, "prototypes": 2},
+        {"grow": True, "layers": "sampled", "margin": 2},
+        {"keys": "token", "sure": 0.5, "eviction": "vote", "recency": 1, "search": "before"},
+    ],
 }
 """Parameters worth trying, a policy; any other is tried with its defaults."""
 REPORT_FIELDS = {

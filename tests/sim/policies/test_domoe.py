@@ -36,7 +36,12 @@ def policy(setting: Setting, **values: Any) -> Domoe:
 
 
 def world(
-    domains: list[str], tokens: int = 3, *, layers: int = 3, seed: int = 0, software: PredictionCosts = FAST,
+    domains: list[str],
+    tokens: int = 3,
+    *,
+    layers: int = 3,
+    seed: int = 0,
+    software: PredictionCosts = FAST,
     batch: int = 1,
 ) -> World:
     """A sequence a domain, two prompt tokens and ``tokens`` decoded ones; each domain points its own way."""
@@ -235,7 +240,16 @@ def _slow(software: PredictionCosts, us: float) -> PredictionCosts:
     return software.model_copy(update={"search_us": figure})
 
 
-@pytest.mark.parametrize("values", [{"layers": "every:0"}, {"layers": "some"}, {"layers": "every:2", "mode": "table"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"layers": "every:0"},
+        {"layers": "some"},
+        {"layers": "every:2", "mode": "table"},
+        {"mode": "trajectory", "sure": 0.5},
+        {"mode": "trajectory", "grow": True},
+    ],
+)
 def test_other_layers_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"policy domoe: parameter .*; expected (adaptive, sampled|mode full)"):
         make_policy("domoe", world(["law"]).setting, values)

@@ -6,17 +6,18 @@ import itertools
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ground.errors import InputError
 from sim.eviction import LRU
 from sim.plan import Plan, Requests, Values
-from sim.policies import Parameters, Policy, Setting, policy_class
+from sim.policies import Parameters, Policy, Setting, make_policy, policy_class
 from sim.run.blindness import blurred, check_blind
 from sim.run.prepared import prepare
 from sim.run.scene import scene
 from sim.view import View
 from tests.support.places import REPOSITORY
-from tests.support.worlds import POLICIES, World, worlds
+from tests.support.worlds import CHOICES, POLICIES, World, worlds
 from traces.trace import Trace
 
 COUNT = itertools.count()
@@ -154,12 +155,12 @@ def test_an_honest_policy_from_outside_runs() -> None:
         assert prepare(here, f"{__name__}:{honest}").plan.requests is not None
 
 
-@given(world=worlds())
+@given(world=worlds(), data=st.data())
 @settings(max_examples=25)
-def test_the_projects_own_policies_are_blind(world: World) -> None:
+def test_the_projects_own_policies_are_blind(world: World, data: st.DataObject) -> None:
     for kind in map(policy_class, POLICIES):
         if not kind.clairvoyant:
-            made = kind(world.setting, kind.takes())
+            made = make_policy(kind.name, world.setting, data.draw(st.sampled_from(CHOICES.get(kind.name, [{}]))))
             check_blind(made, world.trace, world.work, made.plan(made.view(world.trace, world.work)))
 
 
@@ -175,6 +176,8 @@ def test_what_is_blurred_is_what_is_not_known_yet() -> None:
     assert not same[row + 1 :].any()
     assert here.trace.embeddings is not None
     assert blur.embeddings is not None
+    assert (blur.token == here.trace.token)[: row + 1].all()
+    assert not (blur.token == here.trace.token)[row + 1 :].any()
     index = int(np.flatnonzero(here.trace.decode_rows == row)[0])
     level = (blur.embeddings == here.trace.embeddings).all(axis=2)
     assert level[:index].all()
