@@ -1,9 +1,11 @@
 """Command line of the analysis: ``python -m analysis``."""
 
 if __name__ == "__main__":  # the imports below take a moment
+    from ground.addresses import ends_if_few
     from ground.interrupts import ends_quietly
 
     ends_quietly()
+    ends_if_few()
 
 import sys
 from collections.abc import Sequence

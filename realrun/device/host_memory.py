@@ -1,9 +1,10 @@
 """How much memory of the host this process may still take: of the machine, and of the group that it runs in."""
 
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from ground.addresses import free_addresses
 
 ROOT = Path("/")
 """Where the kernel's files lie; tests have others."""
@@ -18,7 +19,8 @@ def free_host_bytes() -> int | None:
     those around it (containers have their limit there; files that are cached count as free), and of the limit of this
     process's address space.
     """
-    return min((*_available(), *_left_in_groups(), *_left_of_addresses()), default=None)
+    addresses = free_addresses()
+    return min((*_available(), *_left_in_groups(), *([] if addresses is None else [addresses])), default=None)
 
 
 def _available() -> Iterator[int]:
@@ -51,13 +53,6 @@ def _left_in_groups() -> Iterator[int]:
             if limit is not None and used is not None and 0 <= limit < UNLIMITED:
                 cached = _figure(top / group / "memory.stat", names[2]) or 0
                 yield max(0, limit - used + min(cached, used))
-
-
-def _left_of_addresses() -> Iterator[int]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used = _figure(ROOT / "proc/self/status", "VmSize:")
-    if limit != resource.RLIM_INFINITY and used is not None:
-        yield max(0, limit - used * 1024)
 
 
 def _number(path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ground.addresses import check_torch
 from ground.errors import InputError
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 def the_torch() -> Any:
     """The torch module; InputError where it is not installed."""
+    check_torch()
     try:
         import torch
     except ModuleNotFoundError:

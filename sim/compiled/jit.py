@@ -10,6 +10,8 @@ from typing import TypeVar, cast
 
 from numba import config, njit
 
+from ground.addresses import check_addresses
+from sim.compiled.availability import COMPILING
 from sim.compiled.folder import compiler_cache, drop_compiled
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -33,6 +35,8 @@ def entry(function: F) -> F:
 class _Entry:
     """A function whose first call finds out whether what is kept on disk can be read, and compiles anew if not."""
 
+    _any_compiled = False
+
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
         self._compiled: Callable[..., object] | None = None
@@ -40,6 +44,8 @@ class _Entry:
     def __call__(self, *arguments: object) -> object:
         if self._compiled is not None:
             return self._compiled(*arguments)
+        if not _Entry._any_compiled:
+            check_addresses(COMPILING, "compiling")
         # Pickles and machine code that are damaged fail in more ways than can be listed, and before anything has run.
         for _ in range(2):
             with suppress(Exception):
@@ -56,7 +62,7 @@ class _Entry:
 
     def _first(self, compiled: Callable[..., object], arguments: tuple[object, ...]) -> object:
         result = compiled(*arguments)
-        self._compiled = compiled
+        self._compiled, _Entry._any_compiled = compiled, True
         return result
 
 

@@ -117,8 +117,8 @@ def _record(
     model_dir: str | Path, texts: Sequence[DomainText], beside: Path, options: CaptureOptions
 ) -> list[dict[str, Trace]]:
     """The traces of each text, by part of the model."""
-    families = FAMILIES | (read_families(options.adapter) if options.adapter else {})
     folder = located(model_dir)
+    families = FAMILIES | (read_families(options.adapter) if options.adapter else {})
     model, tokenizer = load(folder, options.experts_implementation, options.device)
     wanted = _embedding(options.embedding)
     place = Path(options.basis_path) if options.basis_path else basis_place(folder, beside)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ground.addresses import check_torch
 from ground.errors import InputError
 from ground.foreign_code import DEBUG, errors_name
 from ground.text import first_words
@@ -45,6 +46,7 @@ def located(model: str | Path) -> Path:
         raise InputError(f"{folder}: is a file; expected the folder of a checkpoint")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no checkpoint of a model (config.json is not there)")
+    check_torch()  # which whoever asks is about to import
     return folder
 
 

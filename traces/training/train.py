@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ground.addresses import check_torch
 from ground.errors import InputError
 from ground.plots import new_figure, save_png
 from ground.progress import Watch
@@ -118,6 +119,7 @@ def train(
 
 def load_base(base: str | Path) -> tuple[Any, Any]:
     """A dense causal language model in float32 and its tokenizer, from a Hugging Face folder or a .gguf file."""
+    check_torch()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

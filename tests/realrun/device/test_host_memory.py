@@ -15,9 +15,9 @@ GIB = 2**30
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with 8 GiB available and no control groups."""
     monkeypatch.setattr(host_memory, "ROOT", tmp_path)
-    monkeypatch.setattr("resource.getrlimit", lambda what: (host_memory.resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(host_memory, "free_addresses", lambda: None)
     put(tmp_path / "proc/meminfo", f"MemTotal: 99 kB\nMemAvailable: {8 * 2**20} kB\n")
-    put(tmp_path / "proc/self/status", "VmSize: 1024 kB\n")
+    (tmp_path / "proc/self").mkdir()
     return tmp_path
 
 
@@ -85,5 +85,5 @@ def test_the_narrowest_of_the_groups_around_it_counts(limits: list[int], first_v
 
 
 def test_the_limit_of_addresses_counts(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda what: (2**21, 2**30))
+    monkeypatch.setattr(host_memory, "free_addresses", lambda: 2**20)
     assert host_memory.free_host_bytes() == 2**20
