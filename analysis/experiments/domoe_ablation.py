@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.contest import contest, verdict
-from analysis.contestants import MOE_INFINITY
+from analysis.contestants import CONTROL, MOE_INFINITY
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
@@ -25,6 +25,7 @@ STAGES = [
     NamedPolicy("table", "domoe", {"mode": "table"}),
     NamedPolicy("table (T+M)", "domoe"),
     MOE_INFINITY,
+    CONTROL,
 ]
 STEPS = {"table over trajectory": ("table", "trajectory"), "table (T+M) over table": ("table (T+M)", "table")}
 
@@ -76,7 +77,7 @@ def sheets(data: Data) -> list[Sheet]:
 
 def draw(data: Data, figure: Figure) -> None:
     """Tokens/s of the stages, a panel a model, published beside each software profile."""
-    models, stages = distinct(data["cells"], "model"), [stage.label for stage in STAGES]
+    models, stages = distinct(data["cells"], "model"), [*data["cells"][0]["runs"]]
     for (ax,), model in zip(panels(figure, models, 3.2, 4, "", ["tokens/s"]), models, strict=True):
         bars: dict[str, list[float]] = {}
         if points := {p.at: p.tokens_per_s or np.nan for p in domoe().points("Figure 4", model)}:

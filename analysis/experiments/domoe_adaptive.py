@@ -8,6 +8,7 @@ expected cost, *sampled* the best of sets drawn at random. *adaptive, by layer* 
 from itertools import product
 from typing import Any
 
+from analysis.contestants import control_note, controls
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.options import ExperimentOptions
@@ -48,7 +49,7 @@ def measure(options: ExperimentOptions) -> Data:
         | outcome.to_json()
         for (model, design), costs, outcome in zip(jobs, expected, outcomes, strict=True)
     ]
-    return {"points": points, "made": options.made()}
+    return {"points": points, "controls": controls(options), "made": options.made()}
 
 
 def _expected(design: Design) -> Data:
@@ -95,6 +96,7 @@ def sheets(data: Data) -> list[Sheet]:
             chosen="; ".join(f"{p['layers']} {', '.join(map(str, p['at']))}" for p in mine if p["layers"] in CHOSEN),
         )
         columns = ["layers", "predictions", "expected ms", "by layer", "simulated ms", *shown]
+        below += control_note(data, model)
         result.append(Sheet(f"Expected and simulated time of a token: {model}, {software}", columns, rows, below))
     return result
 

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 
+from analysis.contestants import control_note, controls
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
@@ -35,7 +36,7 @@ def measure(options: ExperimentOptions) -> Data:
                 jobs.append((where, Design(options.place(model, sources, software), policy)))
     outcomes = run([design for _, design in jobs], options.processes, "figure 5")
     points = [where | outcome.to_json() for (where, _), outcome in zip(jobs, outcomes, strict=True)]
-    return {"points": points, "made": options.made()}
+    return {"points": points, "controls": controls(options), "made": options.made()}
 
 
 def _held(sources: Sequence[Source]) -> int:
@@ -59,7 +60,8 @@ def sheets(data: Data) -> list[Sheet]:
         best = [f"{s}: {_best(having(mine, software=s))}" for s in distinct(mine, "software")]
         title = f"Figure 5, simulated: {model}, {mine[0]['workload']} ({mine[0]['held']:,} profile tokens)"
         most = f"Entries with the most tokens/s: {', '.join(best)}."
-        result.append(Sheet(title, ["software", "entries", *shown], rows, [most]))
+        below = [most, *control_note(data, model)]
+        result.append(Sheet(title, ["software", "entries", *shown], rows, below))
     return result
 
 

@@ -9,6 +9,7 @@ Perfect-lfu is the control: it counts the traffic at hand, and needs no profile,
 
 from collections.abc import Iterator
 from itertools import product
+from statistics import geometric_mean
 from typing import Any, get_args
 
 from analysis.entries import having
@@ -38,9 +39,9 @@ ALONE = {
 }
 """The rules without requests for what a token will take."""
 LARGER = "50%"
-ACCURACIES = tuple(round(0.5 + 0.05 * i, 2) for i in range(11))
-_SHOWN = 2
-"""Every so many accuracies stand in the table."""
+ACCURACIES = tuple(round(0.05 * i, 2) for i in range(21))
+_SHOWN = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""The accuracies that stand in the table."""
 
 
 def _contestants() -> Iterator[tuple[str, NamedPolicy]]:
@@ -89,29 +90,49 @@ def _at(data: Data, place: tuple[str, str, str], accurate: bool) -> list[Data]:
     return [run for run in found if (run["accuracy"] is not None) == accurate]
 
 
+def _speeds(runs: list[Data]) -> dict[str, dict[str, float]]:
+    """Tokens/s by what is requested and by rule."""
+    found: dict[str, dict[str, float]] = {}
+    for run in runs:
+        found.setdefault(run["requests"], {})[run["eviction"]] = run["tokens_per_s"]
+    return found
+
+
+def _short(data: Data) -> Sheet:
+    """By cache size the mean over models and workloads of each rule's speed over that of plain lru."""
+    caches = dict.fromkeys(cache for _, cache, _ in _places(data))
+    rows = []
+    for cache in caches:
+        over: dict[tuple[str, str], list[float]] = {}
+        for place in (place for place in _places(data) if place[1] == cache):
+            speeds = _speeds(_at(data, place, accurate=False))
+            for requests, by_rule in speeds.items():
+                for rule, speed in by_rule.items():
+                    over.setdefault((requests, rule), []).append(speed / speeds[NO_PREFETCH]["lru"])
+        mean = {pair: geometric_mean(ratios) for pair, ratios in over.items()}
+        rows += [
+            [cache, requests, *(number(mean.get((requests, rule))) for rule in RULES)]
+            for requests in dict.fromkeys(requests for requests, _ in mean)
+        ]
+    return Sheet("Eviction in short", ["cache", "requests", *RULES], rows, notes("eviction-short"))
+
+
 def sheets(data: Data) -> list[Sheet]:
-    """Tokens/s of each policy by rule, then of the oracle by rule and accuracy."""
+    """In short; tokens/s of each policy by rule; then of the oracle by rule and accuracy."""
     columns = ["model", "cache", "workload", "requests", *RULES, "most"]
     rows = []
     for place in _places(data):
-        runs = _at(data, place, accurate=False)
-        for requests in dict.fromkeys(run["requests"] for run in runs):
-            speed = {run["eviction"]: run["tokens_per_s"] for run in having(runs, requests=requests)}
-            most = max((rule for rule in speed if rule != "next-use"), key=lambda rule: float(speed[rule]))
+        for requests, speed in _speeds(_at(data, place, accurate=False)).items():
+            most = max((rule for rule in speed if rule != "next-use"), key=speed.__getitem__)
             rows.append([*place, requests, *(number(speed.get(rule), 3) for rule in RULES), most])
-    return [
-        Sheet("Tokens/s by eviction rule", columns, rows, notes("eviction")),
-        _by_accuracy(data),
-    ]
+    return [_short(data), Sheet("Tokens/s by eviction rule", columns, rows, notes("eviction")), _by_accuracy(data)]
 
 
 def _by_accuracy(data: Data) -> Sheet:
-    accuracies = data["accuracies"]
-    shown = accuracies[::_SHOWN]
+    shown = [accuracy for accuracy in data["accuracies"] if accuracy in _SHOWN]
     rows = []
     for place in _places(data):
-        alone = {run["eviction"]: run["tokens_per_s"] for run in _at(data, place, accurate=False)
-                 if run["requests"] == NO_PREFETCH}  # fmt: skip
+        alone = _speeds(_at(data, place, accurate=False))[NO_PREFETCH]
         best = max(alone[rule] for rule in ("lru", "lfu", "perfect-lfu"))
         oracle = _at(data, place, accurate=True)
         for rule in dict.fromkeys(run["eviction"] for run in oracle):

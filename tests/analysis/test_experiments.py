@@ -207,7 +207,7 @@ def test_anomalies_are_pairs_where_the_more_accurate_takes_longer() -> None:
 
 def test_eviction_rules_are_compared_on_the_same_requests(measured: dict[str, Data]) -> None:
     data = measured["eviction"]
-    rows, accurate = EXPERIMENTS["eviction"].sheets(data)
+    short, rows, accurate = EXPERIMENTS["eviction"].sheets(data)
     assert {(run["requests"], run["eviction"]) for run in data["runs"] if run["accuracy"] is None} == {
         (one.label, rule) for rule, one in eviction._contestants()
     }
@@ -218,6 +218,13 @@ def test_eviction_rules_are_compared_on_the_same_requests(measured: dict[str, Da
         assert speed[cells["most"]] == max(speed.values())
         assert (cells["next-use"] == "–") == (cells["requests"] != eviction.NO_PREFETCH)
     assert {row[3] for row in accurate.rows} == {*eviction.RULES}
+    for cache in {row[0] for row in short.rows}:
+        (alone,) = (row for row in short.rows if row[:2] == [cache, eviction.NO_PREFETCH])
+        speeds = [[float(row[i].replace(",", "")) for i in (4, 5)] for row in rows.rows
+                  if row[1] == cache and row[3] == eviction.NO_PREFETCH]  # fmt: skip
+        lru, lfu = np.array(speeds).T
+        assert alone[2] == "1.00"
+        assert float(alone[3]) == pytest.approx(np.exp(np.log(lfu / lru).mean()), abs=0.02)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 9))
