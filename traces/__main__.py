@@ -41,7 +41,7 @@ def train(
     length: Annotated[WholeNumber, Help("tokens a sequence")] = 512,
     learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 3e-4,
     balance: Annotated[float, Help("weight of the load-balancing loss over a step")] = 0.02,
-    window_balance: Annotated[float, Help("weight of the same loss over windows of a sequence")] = 0.2,
+    window_balance: Annotated[float, Help("weight of the same loss over windows of a sequence")] = 0.35,
     window: Annotated[WholeNumber, Help("tokens a window; --length is a multiple of it")] = 128,
     redrawn: Annotated[float, Help("share of an expert's neurons that start at random")] = 0.25,
     seed: WholeNumber = 0,

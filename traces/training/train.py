@@ -50,7 +50,7 @@ class TrainingOptions:
     learning_rate: float = 3e-4
     warm_up: float = 0.03
     balance: float = 0.02
-    window_balance: float = 0.2
+    window_balance: float = 0.35
     window: int = 128
     redrawn: float = 0.25
     weight_decay: float = 0.01
