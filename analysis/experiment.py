@@ -60,6 +60,12 @@ class Part:
         return None if self.needs else options
 
 
+HALF = Part(
+    "-half", cache="50%", about="Room for half of all experts, which an L40 has for Mixtral-8x7B and Phi-3.5-MoE."
+)
+"""A part at twice the usual cache."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure of the field."""

@@ -2,7 +2,8 @@
 
 A prediction takes time (c_pred), and a wrong one makes a copy necessary (c_load). The further back the last prediction,
 the more often it is wrong. *all* predicts at every layer, *every:n* at every n-th. *adaptive* is the set with the least
-expected cost, *sampled* the best of sets drawn at random. *adaptive, by layer* counts errors for each layer by itself.
+expected cost, *sampled* what most of the sampled tokens would have, each for itself. *adaptive, by layer* counts errors
+for each layer by itself.
 """
 
 from itertools import product
@@ -28,7 +29,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "sampled": {"layers": "sampled"},
     "adaptive, by layer": {"layers": "adaptive", "chances": "layer"},
 }
-"""Sets chosen by expected cost: the least of all, the least of sampled ones, the least with errors counted by layer."""
+"""Sets chosen by expected cost: the least of all, what most tokens would have, the least with errors by layer."""
 
 
 def measure(options: ExperimentOptions) -> Data:

@@ -13,7 +13,7 @@ from analysis.bootstrap import METRICS, Ratio, mean_ratio
 from analysis.contest import contest, verdict
 from analysis.contestants import CHOICES, DOMOE, ENTRIES, MOE_INFINITY, TABLELESS
 from analysis.entries import distinct, having
-from analysis.experiment import Data, Experiment, Part
+from analysis.experiment import HALF, Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number, run_cells
 from analysis.published import ALL, COMPARED, domoe
@@ -195,9 +195,6 @@ def _runs(data: Data, software: str) -> Sheet:
     return Sheet(f"Simulated: every run, software {software}", columns, rows, detail=True)
 
 
-HALF = Part(
-    "-half", cache="50%", about="Room for half of all experts, which an L40 has for Mixtral-8x7B and Phi-3.5-MoE."
-)
 OTHER_SEED = Part(
     "-other-seed",
     heading="A second training",

@@ -81,19 +81,21 @@ def _data(key: str, experiment: Experiment, folder: Path, options: ExperimentOpt
 
 def _written(name: str, experiment: Experiment, folder: Path, found: Mapping[str, Data]) -> str:
     """Write an experiment's page, if any part of it has data, and return its line in the list of pages."""
-    title, blocks, long, lacking = experiment.title, [], [], ""
+    title, blocks, long, lacking = experiment.title, [], [], []
     for key, part in experiment.parts_by_key.items():
         if key in found:
             blocks.append(_block(key, experiment, part, found[key], folder))
             long.append(_long(experiment, part, found[key]))
         else:
-            lacking += f"; {key} is not measured{f': it needs {part.needs}' if part.needs else ''}"
+            lacking.append(f"; {key} is not measured{f': it needs {part.needs}' if part.needs else ''}")
     blocks += ["## Long tables\n", *filter(None, long)] if any(long) else []
     if blocks:
         head = f"# {title}\n\n{experiment.about.strip()}\n\nWhat follows for the claims: [{name}.md]({name}.md).\n"
         write_text(folder / f"{experiment.name}.md", "\n".join([head, *blocks]))
         title = f"[{title}]({experiment.name}.md)"
-    return f"- {title}{lacking}\n"
+    elif not any(part.needs for part in experiment.parts):
+        lacking = ["; not measured"]
+    return f"- {title}{''.join(lacking)}\n"
 
 
 def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Path) -> str:

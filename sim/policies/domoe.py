@@ -33,7 +33,7 @@ from sim.predictors.upkeep import Upkeep
 from sim.predictors.vote_values import SCALE, vote_shares, vote_values
 from sim.view import View
 
-BEST: Mapping[str, Any] = {"layers": "once", "eviction": "vote", "sure": 0.9, "tables": 1, "top_k": 24}
+BEST: Mapping[str, Any] = {"layers": "once", "eviction": "vote", "sure": 0.5, "tables": 1, "top_k": 24}
 """The parameters that ``mode=best`` stands for; each may be given another value."""
 
 
@@ -64,7 +64,7 @@ class DomoeParameters(SearchParameters):
     """tokens on which mispredictions are estimated."""
     mode: Literal["full", "table", "trajectory", "best"] = "full"
     """full; table, a prediction at every layer; trajectory, the same with MoE-Infinity's predictor (the paper's
-    ablation); best, the fastest known of what the paper leaves open (layers=once,eviction=vote,sure=0.9,tables=1,
+    ablation); best, the fastest known of what the paper leaves open (layers=once,eviction=vote,sure=0.5,tables=1,
     top_k=24)."""
     fetch: int = Field(default=0, ge=0)
     """experts asked for, a layer; 0 for as many as a token takes."""

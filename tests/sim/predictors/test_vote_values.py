@@ -68,7 +68,7 @@ def test_best_stands_for_parameters_that_may_be_given_otherwise() -> None:
     setting = world(["law"]).setting
     best = make_policy("domoe", setting, {"mode": "best"}).parameters.model_dump()
     assert {name: best[name] for name in ("layers", "eviction", "sure", "tables", "top_k")} == {
-        "layers": "once", "eviction": "vote", "sure": 0.9, "tables": 1, "top_k": 24
+        "layers": "once", "eviction": "vote", "sure": 0.5, "tables": 1, "top_k": 24
     }  # fmt: skip
     other = make_policy("domoe", setting, {"mode": "best", "eviction": "lru", "layers": "all"}).parameters.model_dump()
-    assert (other["eviction"], other["layers"], other["sure"]) == ("lru", "all", 0.9)
+    assert (other["eviction"], other["layers"], other["sure"]) == ("lru", "all", 0.5)
