@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from realrun.generate.live import StackShape, one_step
 from sim.policies import make_policy
 from sim.predictors.vote_values import SCALE, vote_shares, vote_values
 from tests.sim.policies.test_domoe import view, world
+
+SHAPE = StackShape("toy", (0, 1, 2), 6, 2, 50_000, 1)
 
 
 def test_shares_by_hand() -> None:
@@ -72,3 +75,19 @@ def test_best_stands_for_parameters_that_may_be_given_otherwise() -> None:
     }  # fmt: skip
     other = make_policy("domoe", setting, {"mode": "best", "eviction": "lru", "layers": "all"}).parameters.model_dump()
     assert (other["eviction"], other["layers"], other["sure"]) == ("lru", "all", 0.5)
+
+
+def test_one_step_alone_is_decided_as_within_the_whole_run() -> None:
+    here = world(["law", "code", "law"], 4)
+    made = make_policy("domoe", here.setting, {"mode": "best", "sure": 0.2})
+    whole = made.plan(view(here)).by_moment(6)
+    phase, offsets, rows = here.work.schedule.phase, here.work.schedule.offsets, here.work.schedule.rows
+    for step in np.flatnonzero(phase == 1).tolist():
+        alone = one_step(SHAPE, rows[offsets[step] : offsets[step + 1]].tolist(), int(phase[step]))
+        plan = made.plan(made.view(here.trace, alone)).by_moment(6)
+        for point in range(4):
+            values, ns, requests = plan.get(point, ([], 0, []))
+            expected = whole.get(4 * step + point, ([], 0, []))
+            assert [(at, row.tolist()) for at, row in values] == [(at, row.tolist()) for at, row in expected[0]]
+            assert [(expert, call + 3 * step, rank + 3 * 6 * step) for expert, call, rank in requests] == expected[2]
+            assert point == 0 or ns == expected[1], "a table is loaded anew in a view of one step"
