@@ -1,6 +1,7 @@
 """Run prompts through a causal language model as a server would: one batched prefill, then one token a step."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class Decoding:
             raise InputError(f"decoding mode {self.mode!r}; one of {', '.join(MODES)}")
         if not 0 < self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise InputError(f"temperature {self.temperature}, top_p {self.top_p}; both above 0, top_p at most 1")
+
+
+class NoTokenError(InputError):
+    """Logits that no token can be chosen by."""
 
 
 @dataclass(frozen=True)
@@ -170,22 +175,24 @@ def _steps(
 
     device = one.ids.device
     draws = _draws(prompts, decoding.seed)
+    forced = decoding.mode == "teacher-forced"
+    lengths = torch.tensor([len(prompt.response) if forced else sys.maxsize for prompt in prompts], device=device)
+    ends = torch.tensor(sorted(eos), dtype=torch.long, device=device)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for step in range(new_tokens):
         logits, one = run(one)
         yield one
         last = logits[:, -1].float()
-        if decoding.mode != "teacher-forced":
-            for row in (alive & ~last.amax(dim=-1).isfinite()).nonzero().flatten().tolist():
-                found = f"step {step}: sequence {row} of the batch has a logit that is NaN or +inf, or none above -inf"
-                raise InputError(f"{found}; expected logits that a token can be chosen by")
+        odd = torch.zeros_like(alive) if forced else alive & ~last.amax(dim=-1).isfinite()
         chosen = _choose(last, prompts, step, decoding, next(draws))
-        ended = torch.tensor([int(token) in eos for token in chosen.tolist()], device=device)
-        if decoding.mode == "teacher-forced":
-            ended |= torch.tensor([step + 1 >= len(prompt.response) for prompt in prompts], device=device)
-        alive = alive & ~ended
+        alive = alive & ~torch.isin(chosen, ends) & (lengths > step + 1)
+        # The only wait for the device in a step.
+        refused, goes_on = torch.stack((odd.any(), alive.any())).tolist()
+        if refused:
+            found = f"step {step}: sequence {int(odd.nonzero()[0])} of the batch has a logit that is NaN or +inf"
+            raise NoTokenError(f"{found}, or none above -inf; expected logits that a token can be chosen by")
         # new_tokens are chosen in steps 0 to new_tokens - 1; the last of them is not run.
-        if step + 1 == new_tokens or not bool(alive.any()):
+        if step + 1 == new_tokens or not goes_on:
             return
         ids = torch.where(alive, chosen, pad).unsqueeze(1)
         one = Pass(ids, alive.unsqueeze(1), one.position[:, -1:] + 1, False, one.part)
@@ -210,7 +217,7 @@ def _choose(
     target = torch.as_tensor(draw, device=logits.device, dtype=reached.dtype) * reached[:, -1]
     place = (reached <= target.unsqueeze(1)).sum(dim=-1).clamp(max=int(logits.shape[-1]) - 1)
     # A draw at the very end of the range must not reach a token that top_p cut off.
-    place = torch.minimum(place, (before < decoding.top_p).sum(dim=-1) - 1)
+    place = torch.minimum(place, (before < decoding.top_p).sum(dim=-1) - 1).clamp(min=0)
     return order.gather(1, place.unsqueeze(1)).squeeze(1)
 
 
@@ -253,21 +260,21 @@ class _DecoderOnly:
         named = inspect.signature(model.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in named else {}
         self._ids: list[torch.Tensor] = []
-        self._mask: list[torch.Tensor] = []
+        self._mask: torch.Tensor | None = None
 
     def __call__(self, one: Pass) -> "tuple[torch.Tensor, Pass]":
         import torch
 
         self._ids.append(one.ids)
         # A sequence that has ended goes on attending: its rows do not count, and a row of no attention would be NaN.
-        self._mask.append(one.valid if one.prefill else torch.ones_like(one.valid))
+        new = one.valid.long() if one.prefill else torch.ones_like(one.ids)
+        mask = self._mask = new if self._mask is None else torch.cat((self._mask, new), dim=1)
         limit = self._tables.limit
         if limit is not None and not one.prefill and int(one.position.max()) == limit and self._tables.starts_anew():
             del self._options[self._cache_name]
             ids = torch.cat(self._ids, dim=1)
             places = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
             one = Pass(ids, places == places[:, -1:], places, False)
-        mask = torch.cat(self._mask, dim=1).long()
         with _forward(self._model):
             output = self._model(
                 input_ids=one.ids, attention_mask=mask, position_ids=one.position, use_cache=True, **self._options

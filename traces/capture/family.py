@@ -90,9 +90,13 @@ class Family:
     def routing(self, router: Any, hidden: "torch.Tensor", output: Any) -> Routing:
         """What a router's output for ``hidden`` (N, H) says."""
         logits, weights, ids = self.read(router, hidden, output)
+        return Routing(ids, weights, *self.judged(router, logits, ids.shape[-1]))
+
+    def judged(self, router: Any, logits: "torch.Tensor", top_k: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Probabilities (N, E) of a router's logits, and (N,) whether its choice of ``top_k`` hung on a tie."""
         probs = self.probs(router, logits)
         scores, tied = self._eligible(router, self.choice(router, logits, probs))
-        return Routing(ids, weights, probs, tied | _tied(scores, ids.shape[-1]))
+        return probs, tied | _tied(scores, top_k)
 
     def ahead(self, router: Any, hidden: "torch.Tensor", top_k: int) -> "torch.Tensor":
         """Ids (N, K) that the router's weights choose for states (N, H) of another layer."""

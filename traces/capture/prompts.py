@@ -2,11 +2,11 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,13 +103,19 @@ def _split(domain: str, rows: list[TextRow], about: str) -> DomainText:
     return DomainText(domain, train=[], profile=both["profile"], eval=both["eval"], about=about)
 
 
-@dataclass
-class Batches:
-    """Batches of a split's prompts in order, left out where a prompt has more than ``longest`` tokens or none.
+class Given(NamedTuple):
+    """A prompt that is to be run, and what it is of."""
 
-    A batch has at most ``batch`` prompts, and at most ``chunk`` rows once padded, in prefill and in all decode steps
-    together; a prompt longer than ``chunk`` is alone in its batch, and so is one that may grow beyond ``together``
-    tokens (None: any may share one). ``left_out`` counts while iterating.
+    row: TextRow
+    prompt: Prompt
+    split: str
+
+
+@dataclass
+class Offered:
+    """A split's prompts in order, as token ids, left out where a prompt has more than ``longest`` tokens or none.
+
+    ``left_out`` counts while iterating.
     """
 
     rows: Sequence[TextRow]
@@ -117,31 +123,41 @@ class Batches:
     template: str
     split: str
     longest: int
-    batch: int
-    chunk: int
-    new_tokens: int
-    together: int | None = None
     left_out: int = 0
 
-    def __iter__(self) -> Iterator[list[tuple[TextRow, Prompt]]]:
-        batch: list[tuple[TextRow, Prompt]] = []
-        width, alone = self.new_tokens, False
+    def __iter__(self) -> Iterator[Given]:
         for number, row in enumerate(self.rows):
             ids = prompt_ids(row, self.tokenizer, self.template)
             if not 0 < len(ids) <= self.longest:
                 self.left_out += 1
                 continue
-            wider = max(width, len(ids))
-            long = self.together is not None and len(ids) + self.new_tokens - 1 > self.together
-            if batch and (long or alone or len(batch) == self.batch or wider * (len(batch) + 1) > self.chunk):
-                yield batch
-                batch, wider = [], max(self.new_tokens, len(ids))
-            width, alone = wider, long
             response = self.tokenizer(row.response, add_special_tokens=False)["input_ids"] if row.response else []
             seed = zlib.crc32(f"{row.domain}:{self.split}:{number}".encode())
-            batch.append((row, Prompt(ids, list(response), seed)))
-        if batch:
+            yield Given(row, Prompt(ids, list(response), seed), self.split)
+
+
+def batches(
+    prompts: Iterable[Given], most: int, chunk: int, new_tokens: int, together: int | None = None
+) -> Iterator[list[Given]]:
+    """Prompts in batches, in order: at most ``most`` a batch, and at most ``chunk`` rows once padded, in prefill and in
+    all decode steps together.
+
+    A prompt longer than ``chunk`` is alone in its batch, and so is one that may grow beyond ``together`` tokens (None:
+    any may share one).
+    """
+    batch: list[Given] = []
+    width, alone = new_tokens, False
+    for given in prompts:
+        length = len(given.prompt.ids)
+        wider = max(width, length)
+        long = together is not None and length + new_tokens - 1 > together
+        if batch and (long or alone or len(batch) == most or wider * (len(batch) + 1) > chunk):
             yield batch
+            batch, wider = [], max(new_tokens, length)
+        width, alone = wider, long
+        batch.append(given)
+    if batch:
+        yield batch
 
 
 def prompt_ids(row: TextRow, tokenizer: Any, template: str) -> list[int]:

@@ -113,7 +113,7 @@ def test_bfloat16_is_captured_as_its_experts_saw_it(family):
     experts = rows.arrays["experts"]
     assert (experts == record.of(0).numpy()).all()
     assert (rows.arrays["gates"] == record.of(1).to(torch.float16).numpy()).all()
-    assert rows.states.dtype == np.float32 and np.isfinite(rows.states).all()
+    assert rows.states.dtype == torch.bfloat16 and rows.states.isfinite().all()
     # Ids computed anew from these states, in a precision that is not the router's own (DeepSeek's is float32), differ:
     # had they been recorded, the comparison above would have shown it.
     other = torch.bfloat16 if family.startswith("deepseek") else torch.float32
@@ -139,7 +139,7 @@ def test_probabilities_and_weights_are_what_the_trace_says(family):
     layers = routed_layers(model)
     for index, routed in enumerate(layers):
         facts = routed.family.facts(routed.router)
-        states = torch.tensor(rows.states[:, 1 + index])
+        states = rows.states[:, 1 + index].clone()
         logits = torch.nn.functional.linear(states, routed.router.weight, getattr(routed.router, "bias", None))
         sigmoid = facts["probabilities"].startswith("sigmoid")
         expected = (logits.sigmoid() if sigmoid else logits.softmax(dim=-1)).detach().numpy()
@@ -158,7 +158,7 @@ def test_look_ahead_is_what_the_next_router_itself_says_of_these_states(family):
     ahead = rows.arrays["lookahead"][rows.arrays["phase"] == 1]
     layers = routed_layers(model)
     for index, following in enumerate(layers[1:]):
-        output = following.router(torch.tensor(rows.states[:, 1 + index]))
+        output = following.router(rows.states[:, 1 + index].clone())
         (ids,) = [one for one in output if not one.is_floating_point()]  # the order differs between versions
         assert (np.sort(ahead[:, index], axis=1) == ids.sort(dim=1).values.numpy()).all()
     assert (ahead[:, -1] == -1).all()

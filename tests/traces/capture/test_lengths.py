@@ -11,7 +11,7 @@ from ground.errors import InputError
 from tests.support.tiny_families import SCALED, decoder
 from tests.traces.capture.test_families import run, without_end
 from traces.capture.positions import LengthTables
-from traces.capture.prompts import Batches
+from traces.capture.prompts import Offered, batches
 
 # transformers 5.17 drops the cache where the cached frequencies end, and then runs the last token alone.
 LOSES_CONTEXT = tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 24)
@@ -71,5 +71,5 @@ def test_batches_leave_long_sequences_alone():
     from traces.capture.corpora import TextRow
 
     given = [TextRow("law", "law", "MIT", "word " * count, "") for count in (4, 5, 30, 6, 7, 29, 31)]
-    batches = Batches(given, Words(), "plain", "eval", 99, 8, 4096, 5, 32)
-    assert [[len(prompt.ids) for _, prompt in batch] for batch in batches] == [[4, 5], [30], [6, 7], [29], [31]]
+    found = batches(Offered(given, Words(), "plain", "eval", 99), 8, 4096, 5, 32)
+    assert [[len(one.prompt.ids) for one in batch] for batch in found] == [[4, 5], [30], [6, 7], [29], [31]]

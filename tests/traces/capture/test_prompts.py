@@ -14,7 +14,7 @@ import pytest
 
 from ground.errors import InputError
 from tests.support.places import REPOSITORY
-from traces.capture.prompts import Batches, read_prompts
+from traces.capture.prompts import Offered, batches, read_prompts
 
 CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
 CHAT += "{% if add_generation_prompt %}a{% endif %}"
@@ -104,9 +104,9 @@ def test_a_batch_never_has_more_rows_than_its_chunk(tmp_path, chunk):
     path.write_text("".join("x" * length + "\n" for length in lengths))
     (text,) = read_prompts(path)
     rows = sorted(text.profile + text.eval, key=lambda row: lengths.index(len(row.prompt)))
-    batches = Batches(rows, Letters(), "plain", "eval", longest=64, batch=4, chunk=chunk, new_tokens=6)
-    seen = [[len(prompt.ids) for _, prompt in batch] for batch in batches]
-    assert sorted(length for batch in seen for length in batch) == sorted(lengths)[:-1] and batches.left_out == 1
+    offered = Offered(rows, Letters(), "plain", "eval", longest=64)
+    seen = [[len(given.prompt.ids) for given in batch] for batch in batches(offered, 4, chunk, new_tokens=6)]
+    assert sorted(length for batch in seen for length in batch) == sorted(lengths)[:-1] and offered.left_out == 1
     for batch in seen:
         assert len(batch) <= 4 and (len(batch) == 1 or max(6, *batch) * len(batch) <= chunk)
 
