@@ -205,7 +205,8 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     work = workload(trace, model, machine, batched(trace, batch))
     if draw(st.booleans()):
         work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
-    work = dataclasses.replace(work, beside_copy_ns=draw(st.sampled_from([0, 0, 1, 3, 30_000])))
+    beside, pieces = draw(st.sampled_from([0, 0, 1, 3, 30_000])), draw(st.sampled_from([1, 3, 42]))
+    work = dataclasses.replace(work, beside_copy_ns=beside, chunks=pieces)
     if change := draw(st.sampled_from([0, 0, 1, 20_000, -3, -20_000])):
         work = dataclasses.replace(work, awaited_ns=np.maximum(0, work.expert_ns + change))
     most = max(sizes)
