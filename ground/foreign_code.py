@@ -1,9 +1,10 @@
 """Code of others at work, a model or a policy: what it raises becomes one line that names it."""
 
 import os
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from ground.errors import InputError
@@ -24,11 +25,13 @@ def errors_name(
     """Turn whatever the code of others raises, or its attempt to exit, into an InputError that names it.
 
     The line says ``whose`` it is, what ``failed`` (or that memory did, and a ``remedy``), the error and, where nothing
-    else says it, the place. An InputError and those of the kinds ``ours`` go on as they are.
+    else says it, the place. An InputError and those of the kinds ``ours`` go on as they are. What it prints goes to
+    standard error: standard output is for the command's own.
     """
     go_on: tuple[type[Exception], ...] = (InputError, *ours)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except go_on:
         raise
     except (Exception, SystemExit) as wrong:

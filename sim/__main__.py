@@ -10,11 +10,9 @@ if __name__ == "__main__":  # the imports below take a moment
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -25,15 +23,12 @@ from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
-from sim.plan import Discipline
 from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report
-from sim.run.cold import replay_cold
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
-from sim.run.observer import Observer
-from sim.run.prepared import replay
-from sim.run.scene import Scene, SceneOptions, code_version, lacking, scene_of
+from sim.run.replay_options import ReplayOptions
+from sim.run.scene import Scene, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
 from traces.arrays import shown as shown_path
 
@@ -45,52 +40,8 @@ app = command_line(
 
 _TracePath = Annotated[Path | None, Help("the trace to replay, .npz; for several use --mix")]
 _Json = Annotated[str | None, Help("write the report as JSON here, - is standard output", allow_leading_hyphen=True)]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions(SceneOptions):
-    """What a run is made of besides its policy: options that all replaying commands share."""
-
-    mix: Annotated[
-        tuple[Path, ...],
-        Help("several traces of one model instead of one; their sequences take turns", show_default=False),
-    ] = ()
-    discipline: Annotated[
-        Discipline | None, Help("in which order copies wait for the link; default: the policy's own")
-    ] = None
-    chunks: Annotated[
-        WholeNumber | None, Help("into how many pieces a copy is cut; default: the policy's own, or as real runs do")
-    ] = None
-    engine: Annotated[Engine, Help("what executes the run; all give the same result, auto is fastest")] = "auto"
-    cold: Annotated[bool, Help("begin each sequence with an empty cache, as published replays do")] = False
-
-    def of(self, trace: Path | None, outputs: dict[str, Path | str | None]) -> "ReplayOptions":
-        """These options for one trace, or for those of --mix.
-
-        Raises InputError for both or neither, and for an output that is one of the files read.
-        """
-        if (trace is None) == (not self.mix):
-            given = "neither is there" if trace is None else f"both are there, {trace} and {len(self.mix)} to mix"
-            raise InputError(f"expected a trace or --mix with several; {given}")
-        options = replace(self, traces=self.mix if trace is None else (trace,))
-        keep_apart(options.files, outputs)
-        return options
-
-    def replay(
-        self, here: Scene, policy: NamedPolicy, progress: Callable[[int], None],
-        observer: Observer | None = None,
-    ) -> Report:  # fmt: skip
-        """Run one policy; there is no ``observer`` of cold runs. Raises InputError."""
-        if self.cold:
-            return replay_cold(
-                here, policy.name, policy.values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
-                progress=progress,
-            )  # fmt: skip
-        return replay(
-            here, policy.name, policy.values, discipline=self.discipline, chunks=self.chunks, engine=self.engine,
-            observer=observer, progress=progress,
-        )  # fmt: skip
+_Toml = Annotated[bool, Help("print the profile's file, to begin one of yours with")]
+_USUAL = ReplayOptions()
 
 
 @app.command(name="replay")
@@ -102,7 +53,7 @@ def replay_command(
         str, Help("a name of `python -m sim policies`, or module:Class; with parameters: name,key=value,...")
     ] = "lru",
     set_: Annotated[list[str] | None, Help("parameters of the policy, each key=value")] = None,
-    options: ReplayOptions = ReplayOptions(),
+    options: ReplayOptions = _USUAL,
     json: _Json = None,
     timeline: Annotated[Path | None, Help("write a Perfetto timeline here, .json or .json.gz")] = None,
 ) -> None:
@@ -145,10 +96,12 @@ def compare(
     policy: Annotated[
         list[str] | None, Help("policies to compare, name or name,key=value,...; default: all that the trace allows")
     ] = None,
-    options: ReplayOptions = ReplayOptions(),
+    options: ReplayOptions = _USUAL,
     json: _Json = None,
 ) -> None:
-    """Replay a trace under several policies at equal GPU bytes and print one table.
+    """Replay a trace under several policies at equal GPU bytes and print one table; a star marks references.
+
+    A policy that cannot be run is a row that says so, with the reason below; the command's status is then 2.
 
     For example:
 
@@ -170,20 +123,31 @@ def compare(
             say(f"left out: {name} (the trace lacks what it learns from or reads)")
         wanted = [one for one in wanted if one.name not in unfit]
     _announce(here, options.engine)
-    results, small = [], []
+    results: list[Report] = []
+    failed: dict[str, Exception] = {}
     with written(json) as write:
         with _progress(here) as advance:
             for one in wanted:
                 try:
                     results.append(options.replay(here, one, advance(one.label)))
-                except TooSmallError:
-                    if policy is not None or here.budget < max(here.model.expert_bytes):
+                except (InputError, SimulationError) as wrong:
+                    if isinstance(wrong, TooSmallError) and here.budget < max(here.model.expert_bytes):
                         raise
-                    small.append(one.label)
+                    failed[one.label] = wrong
+        if failed and not results:
+            raise next(iter(failed.values()))
+        small = [label for label, wrong in failed.items() if policy is None and isinstance(wrong, TooSmallError)]
         if small:
             say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")
-        show(Comparison(results), json)  # before what a full disk may refuse
-        write([result.to_json() for result in results])
+        reasons = {label: str(wrong) for label, wrong in failed.items() if label not in small}
+        show(Comparison(results, reasons), json)  # before what a full disk may refuse
+        write(
+            [result.to_json() for result in results]
+            + [{"policy": label, "error": reason} for label, reason in reasons.items()]
+        )
+    if reasons:
+        each = "; ".join(f"{label}: {reason}" for label, reason in reasons.items())
+        raise InputError(f"{len(reasons)} of {len(wanted)} policies failed: {each}")
 
 
 def _everything() -> list[str]:
@@ -236,7 +200,7 @@ def hardware(
     name: Annotated[str | None, Help("one profile in full: a built-in name or a .toml file")] = None,
     /,
     *,
-    toml: Annotated[bool, Help("print the profile's file, to begin one of yours with")] = False,
+    toml: _Toml = False,
     json: _Json = None,
 ) -> None:
     """List the built-in hardware profiles, or show one with the source of every figure.
@@ -252,18 +216,18 @@ def hardware(
     from sim.machine.hardware import Hardware, hardware_text
     from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table
 
-    if not toml:
-        return _list(name, json, (hardware_table, hardware_json), (machine_table, machine_json))
-    if name is None or json is not None:
-        raise InputError("--toml: expected the name of one profile, and no --json")
-    text = hardware_text(name)
-    Hardware.parse(text, name)
-    print(text.decode("utf-8"), end="")
+    if toml:
+        return _print_file(name, json, hardware_text, Hardware.parse)
+    _list(name, json, (hardware_table, hardware_json), (machine_table, machine_json))
 
 
 @app.command
 def software(
-    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None, /, *, json: _Json = None
+    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None,
+    /,
+    *,
+    toml: _Toml = False,
+    json: _Json = None,
 ) -> None:
     """List the software profiles, which say what predictions cost, or show one; every figure with its source.
 
@@ -272,10 +236,14 @@ def software(
     ```
     python -m sim software
     python -m sim software paper
+    python -m sim software paper --toml > mine.toml
     ```
     """
+    from sim.machine.prediction_costs import PredictionCosts, software_text
     from sim.report.catalogue import costs_json, software_json, software_table
 
+    if toml:
+        return _print_file(name, json, software_text, PredictionCosts.parse)
     _list(name, json, (software_table, software_json), (software_table, costs_json))
 
 
@@ -341,6 +309,17 @@ def _list(name: str | None, json: str | None, every: _Shown, one: _Shown) -> Non
     with written(json) as write:
         write(data(*names))
     show(seen, json)
+
+
+def _print_file(
+    name: str | None, json: str | None, read: Callable[[str], bytes], parse: Callable[[bytes, str], object]
+) -> None:
+    """Print the file of the profile that is named, if it is a valid one."""
+    if name is None or json is not None:
+        raise InputError("--toml: expected the name of one profile, and no --json")
+    text = read(name)
+    parse(text, name)
+    print(text.decode("utf-8"), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,12 +18,17 @@ from numpy.lib import format as npy
 
 from ground.errors import InputError
 from ground.files import check_regular
+from ground.text import amount
 
 # Everything that zipfile, zlib and NumPy's header parser have been seen to raise on damaged bytes.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError, IndexError, TypeError, struct.error,
-    SyntaxError, tokenize.TokenError, NotImplementedError, RuntimeError, OverflowError, MemoryError, OSError,
+    SyntaxError, tokenize.TokenError, NotImplementedError, RuntimeError, OverflowError, OSError,
 )  # fmt: skip
+
+PLENTY, MOST_PACKED = 256 * 2**20, 100
+"""Bytes that any archive may unpack to, and how many times its packed size a larger one may. Real routing packs to a
+quarter or a sixth; a thousandth is the most that the format can do, with bytes that are all the same."""
 
 
 def shown(path: str | Path) -> str:
@@ -41,8 +46,9 @@ def read_arrays(
 
     ``known`` limits the names an .npz may hold, ``only`` (None: all) the arrays that are read of it. Peak memory is the
     arrays as stored. The hash is that of the bytes that were read. Raises InputError, one line, for a file that is
-    missing, no regular file, truncated, damaged, written to meanwhile, of another kind, that holds object arrays (never
-    unpickled) or unknown names.
+    missing, no regular file, truncated, damaged, written to meanwhile, of another kind, that unpacks to far more than
+    real routing does, or holds object arrays (never unpickled) or unknown names; the sizes that archive and headers
+    state are compared before an array is made. Raises MemoryError, naming the file, if there is too little for it.
     """
     name = shown(path)
     try:
@@ -65,9 +71,11 @@ def read_arrays(
         except InputError:
             raise
         except _DAMAGE as error:
-            nature = "" if isinstance(error, OSError | MemoryError) else _nature(handle)
+            nature = "" if isinstance(error, OSError) else _nature(handle)
             reason = nature or str(error).split("\n")[0] or type(error).__name__
             raise InputError(f"{name} ({size} bytes): truncated or not an npz ({reason})") from None
+        except MemoryError as error:
+            raise MemoryError(f"{name}: {error}") from None
 
 
 def _sha256(handle: IO[bytes]) -> str:
@@ -100,6 +108,8 @@ def _members(
     start = handle.read(6)
     handle.seek(0)
     if start == npy.MAGIC_PREFIX:
+        _check_size(handle, "", os.fstat(handle.fileno()).st_size)
+        handle.seek(0)
         yield "", _array(handle, name, "")
         return
     with zipfile.ZipFile(handle) as archive:
@@ -117,11 +127,30 @@ def _members(
                 raise InputError(f"{name}: unknown array {array!r}, expected those of a trace ({hint})")
             if members.count(member) > 1:
                 raise InputError(f"{name}: array {array!r} is there twice")
-        for member in members:
-            if only is not None and member.removesuffix(".npy") not in only:
-                continue
-            with archive.open(member) as stream:
-                yield member.removesuffix(".npy"), _array(stream, name, member.removesuffix(".npy"))
+        wanted = [one for one in archive.infolist() if only is None or one.filename.removesuffix(".npy") in only]
+        packed, whole = (sum(sizes) for sizes in zip(*((one.compress_size, one.file_size) for one in wanted), (0, 0)))
+        if whole > max(PLENTY, MOST_PACKED * packed):
+            raise InputError(
+                f"{name}: its {amount(packed)} unpack to {amount(whole)}; expected at most {MOST_PACKED} times as much"
+            )
+        for one in wanted:
+            array = one.filename.removesuffix(".npy")
+            with archive.open(one) as stream:
+                _check_size(stream, array, one.file_size)
+            with archive.open(one) as stream:
+                yield array, _array(stream, name, array)
+
+
+def _check_size(stream: IO[bytes], array: str, size: int) -> None:
+    """Raise ValueError unless an .npy stream of ``size`` bytes has the shape that its header says."""
+    version = npy.read_magic(stream)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read_header is None:  # of names of fields
+        raise ValueError(f"array {array!r} is of .npy version {version}")
+    shape, _, dtype = read_header(stream)
+    stated = stream.tell() + math.prod(shape) * dtype.itemsize
+    if stated != size and not dtype.hasobject:  # which is refused in words of its own
+        raise ValueError(f"array {array!r} has {size} bytes, and {stated} by its header")
 
 
 def _array(stream: IO[bytes], name: str, array: str) -> np.ndarray:

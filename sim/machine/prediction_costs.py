@@ -57,7 +57,7 @@ class PredictionCosts(Lookups, Profile):
         name = str(name_or_path)
         if name.lower() in MEASURED:
             return cls._measured(name.lower(), hardware)
-        return cls.parse(profile_text(_BUILT_IN, "software", name_or_path), name)
+        return cls.parse(software_text(name_or_path), name)
 
     @classmethod
     def _measured(cls, name: str, hardware: Hardware | None) -> "PredictionCosts":
@@ -120,6 +120,11 @@ class PredictionCosts(Lookups, Profile):
 def builtin_software() -> tuple[str, ...]:
     """Names of the profiles that are built in."""
     return builtin_names(_BUILT_IN)
+
+
+def software_text(name_or_path: str | Path) -> bytes:
+    """The TOML of a built-in profile by name, or of a file. Raises InputError for an unknown name, OSError."""
+    return profile_text(_BUILT_IN, "software", name_or_path)
 
 
 def _whole(nanoseconds: float) -> int:

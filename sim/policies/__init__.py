@@ -10,13 +10,14 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import isclass
 from pkgutil import iter_modules
+from typing import cast
 
 from pydantic import ValidationError
 
 from ground.errors import InputError
 from ground.field_errors import expectation
 from ground.foreign_code import errors_name
-from sim.policies.base import Parameters, Policy, Setting
+from sim.policies.base import Parameters, Policy, Setting, fault_of
 
 __all__ = ["Parameters", "Policy", "Setting", "make_policy", "parameters_of", "policy_class", "policy_classes"]
 
@@ -32,7 +33,7 @@ def policy_classes() -> dict[str, type[Policy]]:
     found: dict[str, type[Policy]] = {}
     for module in iter_modules(__path__, f"{__name__}."):
         for value in vars(import_module(module.name)).values():
-            if _is_policy(value) and value.__module__ == module.name:
+            if isclass(value) and value.__module__ == module.name and fault_of(value) is None:
                 found[value.name] = value
     for point in entry_points(group=GROUP):
         try:
@@ -64,14 +65,18 @@ def make_policy(name: str, setting: Setting, values: dict[str, object] | None = 
     """Build the policy ``name`` with parameters ``values``. Raises InputError naming a wrong parameter."""
     kind, parameters = policy_class(name), parameters_of(name, values)
     with errors_name(f"policy {kind.name}"):
-        return kind(setting, parameters)
+        made = kind(setting, parameters)
+    if not (hasattr(made, "setting") and hasattr(made, "parameters")):
+        raise InputError(f"policy {kind.name}: __init__ sets no setting and parameters; expected it to call Policy's")
+    return made
 
 
 def parameters_of(name: str, values: dict[str, object] | None = None) -> Parameters:
     """The parameters of policy ``name``: ``values``, the others by default. Raises InputError naming a wrong one."""
     kind = policy_class(name)
     try:
-        return kind.takes.model_validate(values or {})
+        with errors_name(f"policy {kind.name}: parameters", ours=(ValidationError,)):
+            return kind.takes.model_validate(values or {})
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -82,19 +87,10 @@ def parameters_of(name: str, values: dict[str, object] | None = None) -> Paramet
         ) from None
 
 
-def _is_policy(value: object) -> bool:
-    return (
-        isclass(value)
-        and issubclass(value, Policy)
-        and not getattr(value, "__abstractmethods__", None)
-        and isinstance(getattr(value, "name", None), str)
-    )
-
-
 def _imported(path: str, what: str) -> type[Policy]:
     module, _, name = path.partition(":")
     with errors_name(f"{what}: cannot import {path!r}"):
         value = getattr(import_module(module), name)
-    if not _is_policy(value):
-        raise InputError(f"{what}: {path!r} is not a sim.policies.Policy with a name and a plan method")
-    return value
+    if fault := fault_of(value):
+        raise InputError(f"{what if path in what else f'{what}: {path!r}'}: {fault}")
+    return cast(type[Policy], value)

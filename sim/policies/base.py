@@ -5,9 +5,10 @@ entry-point group ``moe_replay.policies``, or is named as ``module:Class``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from inspect import isabstract, isclass
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +18,7 @@ from sim.plan import Plan
 from sim.view import View
 from sim.workload import Workload
 from traces.models.spec import ModelSpec
+from traces.schema import OPTIONAL
 from traces.trace import Trace
 
 
@@ -89,3 +91,39 @@ class Policy(ABC):
     @abstractmethod
     def plan(self, view: View) -> Plan:
         """Decide for every step of ``view``, from what each moment knows."""
+
+
+def fault_of(value: Any) -> str | None:
+    """What keeps ``value`` from being a policy class, in a line; None where nothing does.
+
+    The classes of other packages are held to what `Policy` says of its class attributes.
+    """
+    if not (isclass(value) and issubclass(value, Policy)):
+        return "is not a sim.policies.Policy"
+    if isabstract(value):
+        return f"has no method {', '.join(sorted(value.__abstractmethods__))}; expected that of a policy"
+    if not (isclass(value.takes) and issubclass(value.takes, BaseModel)):
+        return f"takes is {value.takes!r:.80}; expected a class of parameters (sim.policies.Parameters)"
+    for attribute, (fits, expected) in _ATTRIBUTES.items():
+        if not fits(given := getattr(value, attribute, None)):
+            return f"{attribute} is {given!r:.80}; expected {expected}"
+    if unknown := sorted(set(value.needs) - set(OPTIONAL)):
+        return f"needs names {unknown[0]!r:.80}; expected optional arrays of a trace: {', '.join(OPTIONAL)}"
+    return None
+
+
+def _all_texts(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and all(isinstance(text, str) for text in value)
+
+
+_TEXT = (lambda value: isinstance(value, str), "a text")
+_SWITCH = (lambda value: isinstance(value, bool), "True or False")
+_SET = (lambda value: _all_texts(value, (set, frozenset)), "a set of texts")
+_TUPLE = (lambda value: _all_texts(value, (tuple, list)), "a tuple of texts")
+_ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: isinstance(value, str) and value.strip() != "", "a text that is not empty"),
+    "summary": _TEXT, "needs": _SET, "learns": _SWITCH, "clairvoyant": _SWITCH,
+    "foresight": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
+    "variants": _TUPLE, "table_sizes": _TUPLE, "hosts": _SWITCH, "keeps_plan": _SWITCH, "ignores": _SET,
+}  # fmt: skip
+"""Of each class attribute: whether a value fits, and how a person is told what does."""

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ground.foreign_code import errors_name
 from sim.machine.figures import Curve, Figure
 from sim.machine.hardware import Hardware, builtin_hardware
 from sim.machine.loop_overheads import LOOP_FIGURES
@@ -241,7 +242,8 @@ def _parameters(takes: type[Parameters]) -> dict[str, dict[str, Any]]:
     kinds = [kind for kind in reversed(takes.__mro__) if issubclass(kind, Parameters)]
     told = (param for kind in kinds for param in _docstring(kind).params)
     meanings = {param.arg_name: {"description": _flowing(param.description or "")} for param in told}
-    schemas = takes.model_json_schema().get("properties", {})
+    with errors_name(f"parameters {takes.__name__}"):
+        schemas = takes.model_json_schema().get("properties", {})
     return {key: meanings.get(key, {}) | schema for key, schema in schemas.items()}
 
 

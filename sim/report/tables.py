@@ -1,6 +1,6 @@
 """Reports as tables for a person."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -137,16 +137,26 @@ def _named(report: Report) -> str:
     return report.policy + (f" ({given})" if given else "")
 
 
-class Comparison:
-    """Reports of several policies over one scene, the fastest first; fewer columns where there is less room."""
+def _marked(report: Report) -> str:
+    """The same, with a mark if it is a reference."""
+    return _named(report) + (" *" if report.settings["reference"] else "")
 
-    def __init__(self, reports: Sequence[Report]) -> None:
+
+class Comparison:
+    """Reports of several policies over one scene, the fastest first; fewer columns where there is less room.
+
+    ``failed`` are policies that could not be run, each with the reason; their rows come last.
+    """
+
+    def __init__(self, reports: Sequence[Report], failed: Mapping[str, str] | None = None) -> None:
         self.reports = sorted(reports, key=lambda r: -(r.tokens_per_s or 0))
+        self.failed = failed or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield heading, table, bounds and notes."""
         headings = ["policy", *_COLUMNS]
-        rows = [[_named(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
+        rows = [[_marked(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
+        rows += [[name, "failed", *["–"] * (len(_COLUMNS) - 1)] for name in self.failed]
         shown, *more = fitting(headings, rows, options.max_width)
         title = "decode, at equal GPU bytes; efficiency with prefill"
         table = framed(headings, rows, shown, options.max_width, title=title)
@@ -156,6 +166,8 @@ class Comparison:
         if more:
             hidden = ", ".join(headings[at] for _, *part in more for at in part)
             yield Text(f"more where there is more room, or with --json: {hidden}", style="dim")
+        if references := self._references():
+            yield Text(f"* no system of equal means, a reference: {references}", style="dim")
         bound = next(
             (r.bounds for r in self.reports if r.bounds["link_tokens_per_s"] is not None), self.reports[0].bounds
         )
@@ -165,6 +177,16 @@ class Comparison:
         yield Text(f"hits of Belady's MIN, which loads nothing ahead of need: {hits}", style="dim")
         for note, whose in self._notes().items():
             yield Text(f"note: {self._subject(whose)}{note}", style="yellow")
+        for name, reason in self.failed.items():
+            yield Text(f"failed: {name}: {reason}", style="red")
+
+    def _references(self) -> str:
+        """What makes references of which policies."""
+        whose: dict[str, list[str]] = {}
+        for report in self.reports:
+            if why := report.settings["reference"]:
+                whose.setdefault(why, []).append(_named(report))
+        return "; ".join(f"{', '.join(names)} {why}" for why, names in whose.items())
 
     def _subject(self, whose: Sequence[str]) -> str:
         """Whom a note is about, in as few names as there are."""

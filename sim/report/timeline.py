@@ -6,7 +6,8 @@ for prefetch requests and evictions.
 
 import gzip
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 
@@ -70,8 +71,14 @@ class Timeline:
 
 @contextmanager
 def timeline(path: str | Path, n_layers: int, n_experts: int) -> Iterator[Timeline]:
-    """Write a timeline to ``path`` (gzipped if it ends in .gz), whole or not at all. Raises OSError."""
-    opened = gzip.open if str(path).endswith(".gz") else open
-    with atomic_path(path) as part, cast(IO[str], opened(part, "wt", encoding="utf-8")) as out:
+    """Write a timeline to ``path`` (gzipped if it ends in .gz), whole or not at all. Raises OSError.
+
+    Equal runs give equal bytes: of a gzipped one neither the time nor the temporary file's name is kept.
+    """
+    with atomic_path(path) as part, ExitStack() as files:
+        raw: IO[bytes] = files.enter_context(part.open("wb"))
+        if str(path).endswith(".gz"):
+            raw = cast(IO[bytes], files.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0)))
+        out = files.enter_context(TextIOWrapper(raw, encoding="utf-8"))
         yield Timeline(out, n_layers, n_experts)
         out.write("\n]}\n")

@@ -118,7 +118,9 @@ def prepare(
     setting = Setting(scene.model, scene.budget, scene.profile, scene.seed, scene.hardware, scene.software)
     given = dict(values or {})
     made = make_policy(policy, declared(kind, setting), given)
-    view = made.view(scene.trace, scene.work)
+    with errors_name(f"policy {kind.name}"):
+        view = made.view(scene.trace, scene.work)
+        parameters = made.parameters.model_dump(mode="json")
     told = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
     plan = kept_or_made(made, setting, view, told | {"steps": _digest(view)} if kind.keeps_plan else told)
     terms = settle_for(kind, scene.work, plan, scene.budget, discipline, chunks)
@@ -130,7 +132,7 @@ def prepare(
     if not kind.clairvoyant and not kind.__module__.startswith("sim."):
         with errors_name(f"policy {kind.name}: plan"):
             check_blind(made, scene.trace, scene.work, plan)
-    return PreparedRun(scene, kind, made.parameters.model_dump(), given, plan, terms)
+    return PreparedRun(scene, kind, parameters, given, plan, terms)
 
 
 def replay(
@@ -187,6 +189,7 @@ def report(
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,
         "batch": scene.batch, "split": scene.split, "discipline": run.terms.discipline, "chunks": run.terms.chunks,
         "engine": engine, "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
+        "reference": reference(run.policy, plan),
     }  # fmt: skip
     # A reference that holds every expert is not held to what a smaller memory must move.
     bound = bound or scene.bound
@@ -197,6 +200,15 @@ def report(
         gpu_bytes=gpu, clock=clock, provenance=_provenance(scene), settings=settings,
         notes=[*_notes(scene, plan, gpu), *notes],
     )  # fmt: skip
+
+
+def reference(kind: type[Policy], plan: Plan) -> str:
+    """Why a policy is something to compare with and no system of equal means, to follow its name; empty for one."""
+    if kind.clairvoyant:
+        return "knows the future"
+    if kind.foresight:
+        return "is told routes before their time"
+    return "ignores the cache size" if plan.everything_resident else ""
 
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:

@@ -1,7 +1,7 @@
 """What is replayed: a trace, its model and a machine, from names and files. ``sim.run.prepared`` adds a policy."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -144,26 +144,54 @@ def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     return tuple(str(path) if isinstance(path, Path) else path for path in several)
 
 
-def scene_of(options: SceneOptions, *, learns: bool = True) -> Scene:
+@dataclass(frozen=True)
+class LoadedTraces:
+    """What a scene reads of traces: its slowest part, and the same for scenes that differ in nothing else.
+
+    Attributes:
+        whole: all sequences.
+        chosen: those that are replayed.
+        profile: what policies learn from.
+        doubts: what a person should know of the traces.
+    """
+
+    whole: Trace
+    chosen: Trace
+    profile: tuple[Trace, ...]
+    doubts: tuple[str, ...]
+
+
+def load_traces(
+    paths: tuple[str | Path, ...], split: str, profile: tuple[str, ...] | None, learns: bool
+) -> LoadedTraces:
+    """Load what is replayed and, if a policy ``learns`` or they are named, the profiles. Raises InputError."""
+    replayed = [Trace.load(path) for path in paths]
+    whole = mix(replayed)
+    profiles = tuple(_profiles(whole, replayed, profile)) if learns or profile else ()
+    return LoadedTraces(whole, whole.select(split), profiles, tuple(doubts(whole)))
+
+
+def scene_of(
+    options: SceneOptions, *, learns: bool = True, load: Callable[..., LoadedTraces] = load_traces,
+    hardware: Hardware | None = None, software: PredictionCosts | None = None,
+) -> Scene:  # fmt: skip
     """The scene that ``options`` ask for.
 
-    ``learns`` False skips loading profiles that no policy of this run reads, unless they are named. Raises InputError
-    for anything that a person got wrong.
+    ``learns`` False skips loading profiles that no policy of this run reads, unless they are named. Whoever sets up
+    many scenes may ``load`` traces once, by a `load_traces` that remembers, and give profiles that are no file as
+    ``hardware`` and ``software``. Raises InputError for anything that a person got wrong.
     """
     if options.seed < 0:
         raise InputError(f"seed: {options.seed}; give at least 0")
-    replayed = [Trace.load(path) for path in options.traces]
-    whole = mix(replayed)
-    model, notes = _charged_model(whole, options.model)
-    hardware = Hardware.load(options.hardware)
-    trace = whole.select(options.split)
+    traces = load(options.traces, options.split, options.profile, learns)
+    model, notes = _charged_model(traces.whole, options.model)
+    hardware = hardware or Hardware.load(options.hardware)
     budget = parse_capacity(options.cache, model.expert_bytes, model.experts)
-    work = workload(trace, model, hardware, batched(trace, options.batch))
-    profile = tuple(_profiles(whole, replayed, options.profile)) if learns or options.profile else ()
-    software = PredictionCosts.load(options.software, hardware)
+    work = workload(traces.chosen, model, hardware, batched(traces.chosen, options.batch))
+    software = software or PredictionCosts.load(options.software, hardware)
     return Scene(
-        trace, profile, model, hardware, software, budget, options.batch, options.split, options.seed, work,
-        notes=tuple(dict.fromkeys([*notes, *doubts(whole)])),
+        traces.chosen, traces.profile, model, hardware, software, budget, options.batch, options.split, options.seed,
+        work, notes=tuple(dict.fromkeys([*notes, *traces.doubts])),
     )  # fmt: skip
 
 
@@ -171,7 +199,8 @@ def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[st
     """The model whose costs are charged, and a note where its experts are of another size than one would expect.
 
     Expert sizes that a trace states stay where its own model is charged, by default or by name, or where only the
-    person knows that model's dimensions. Another model has its own.
+    person knows that model's dimensions. Another model has its own. So with top_k: the trace's own model may be run
+    with more or fewer experts a token than it was made for, and its routes say how many; another's must agree.
     """
     own = whole.meta["model"]
     known = builtin(str(own.get("name"))) is not None or own.get("config") is not None
@@ -187,6 +216,11 @@ def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[st
         plain = resolve_model({**own, "expert_bytes": None}, whole.layers)
     else:
         spec = plain = resolve_model(named, whole.layers)
+        if spec.experts == whole.n_experts and spec.top_k != whole.top_k:
+            raise InputError(
+                f"--model {named}: {spec.name} takes {spec.top_k} experts a token; expected a model of {whole.top_k}, "
+                f"as {whole.source} has"
+            )
         if not known and own.get("experts") == spec.experts:
             spec = as_traced(spec, own)
     stated = own.get("expert_bytes")

@@ -1,6 +1,7 @@
 """The trace as a file: damaged ones, killed writers, odd names, memory, and the commands that read it."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+import zipfile
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -48,8 +50,6 @@ def test_one_error_class_for_all_bad_files(kind, tmp_path, capsys):
     elif kind == "folder":
         path.mkdir()
     elif kind == "other zip":
-        import zipfile
-
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("experts.npy", "no array")
     with pytest.raises(InputError) as error:
@@ -74,6 +74,29 @@ def test_a_file_that_changes_in_place_while_it_is_read_is_refused(tmp_path, monk
     monkeypatch.setattr(arrays, "_members", changing)
     with pytest.raises(InputError, match=r"t\.npz: changed while it was read"):
         Trace.load(path)
+
+
+def test_an_archive_that_unpacks_to_far_more_than_routing_does_is_refused_unread(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(arrays, "PLENTY", 2**20)
+    monkeypatch.setattr(arrays, "_array", lambda *_: pytest.fail("an array was read"))
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, meta=np.array("{}"), gates=np.zeros(2**20, np.float16))
+    assert "unpack to 2.00 MiB; expected at most 100 times as much" in refused(path, capsys)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_array_of_another_size_than_its_header_says_is_refused_unmade(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_array", lambda *_: pytest.fail("an array was made"))
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<i2", "fortran_order": False, "shape": (10**12,)})
+    path = tmp_path / ("huge.npz" if packed else "huge.npy")
+    if packed:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("experts.npy", stream.getvalue() + bytes(100))
+    else:
+        path.write_bytes(stream.getvalue() + bytes(100))
+    with pytest.raises(InputError, match=r"truncated or not an npz .array '(experts)?' has \d+ bytes, and \d+ by its"):
+        arrays.read_arrays(path)
 
 
 def test_damaged_bytes_never_escape_as_another_error(tmp_path):

@@ -125,8 +125,26 @@ FAULTS = [
     ("def (:", "", CANNOT + "SyntaxError"),
     ("return Plan()", "sys.exit(0)", CANNOT + "SystemExit: 0"),
     ("return Plan()", "1 / 0", CANNOT + "ZeroDivisionError"),
-    ("return Plan()", "Bad = 3", "'bad_policy:Bad' is not a sim.policies.Policy"),
+    ("return Plan()", "Bad = 3", "'bad_policy:Bad': is not a sim.policies.Policy"),
 ]
+
+
+CLASSES = [
+    ("needs = 'lookahead'", "needs is 'lookahead'; expected a set of texts"),
+    ("needs = frozenset({1})", "needs is frozenset({1}); expected a set of texts"),
+    ("needs = frozenset({'nothing'})", "needs names 'nothing'; expected optional arrays of a trace: gates, "),
+    ("takes = dict", "takes is <class 'dict'>; expected a class of parameters"),
+    ("takes = 3", "takes is 3; expected a class of parameters"),
+    ("plan = Policy.plan", "has no method plan; expected"),
+    ("name = ''", "name is ''; expected a text that is not empty"),
+    ("del name", "name is None; expected a text that is not empty"),
+    ("foresight = '1'", "foresight is '1'; expected a whole number from 0"),
+    ("variants = 'fetch=1'", "variants is 'fetch=1'; expected a tuple of texts"),
+    ("learns = 1", "learns is 1; expected True or False"),
+    ("__init__ = lambda self, setting, parameters: None", "policy bad: __init__ sets no setting"),
+    ("view = classmethod(lambda cls, trace, work: 1 / 0)", "policy bad: ZeroDivisionError"),
+]
+"""A line of the class, and what is said of it."""
 
 
 @pytest.fixture
@@ -146,6 +164,49 @@ def test_whatever_a_policy_does_is_one_line(
 ) -> None:
     bad_policy(body, top)
     refused(said, tmp_path, message, "replay", trace, "--policy", "bad_policy:Bad")
+
+
+@pytest.mark.parametrize(("line", "message"), CLASSES, ids=[line for line, _ in CLASSES])
+def test_a_class_that_is_declared_wrong_is_one_line(
+    said: Any, trace: Path, tmp_path: Path, bad_policy: Any, line: str, message: str
+) -> None:
+    bad_policy(f"return Plan()\n\n    {line}", "")
+    refused(said, tmp_path, message, "replay", trace, "--policy", "bad_policy:Bad")
+
+
+def test_what_a_policy_prints_is_kept_apart_from_the_report(said: Any, trace: Path, bad_policy: Any) -> None:
+    bad_policy("print('planning'); return Plan()", "print('imported')")
+    status, out, err = said("replay", trace, "--policy", "bad_policy:Bad", "--json", "-")
+    assert status == 0
+    assert json.loads(out)["policy"] == "bad"
+    assert {"imported", "planning"} == set(err.splitlines())
+
+
+def test_a_policy_that_fails_is_a_row_of_a_comparison(said: Any, trace: Path, bad_policy: Any) -> None:
+    bad_policy("raise KeyError('boom')", "")
+    command = ("compare", trace, "--policy", "bad_policy:Bad", "lru", "all-in-gpu")
+    status, out, err = said(*command)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("error: 1 of 3 policies failed: bad_policy:Bad: policy bad: plan: KeyError: 'boom'")
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert [(row[1], row[2] == "failed") for row in rows] == [
+        ("all-in-gpu *", False), ("lru", False), ("bad_policy:Bad", True)
+    ]  # fmt: skip
+    assert "failed: bad_policy:Bad: policy bad: plan: KeyError: 'boom'" in " ".join(out.split())
+    assert "a reference: all-in-gpu ignores the cache size" in " ".join(out.split())
+    status, out, _ = said(*command, "--json", "-")
+    assert status == 2
+    lru, every, bad = json.loads(out)
+    assert (lru["policy"], every["policy"], bad["policy"]) == ("lru", "all-in-gpu", "bad_policy:Bad")
+    assert [one["settings"]["reference"] for one in (lru, every)] == ["", "ignores the cache size"]
+    assert "KeyError: 'boom'" in bad["error"]
+
+
+def test_a_comparison_of_nothing_that_runs_is_one_line(said: Any, trace: Path, tmp_path: Path, bad_policy: Any) -> None:
+    bad_policy("raise KeyError('boom')", "")
+    status, out, err = said("compare", trace, "--policy", "bad_policy:Bad", "--json", tmp_path / "out.json")
+    assert (status, out, (tmp_path / "out.json").exists()) == (2, "", False)
+    assert err.startswith("error: policy bad: plan: KeyError: 'boom'")
 
 
 def test_the_traceback_of_a_policy_can_be_had(

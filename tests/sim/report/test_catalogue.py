@@ -1,6 +1,8 @@
 """The page of one policy: what it does, what each parameter means, and how to give it."""
 
+import tomllib
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +80,18 @@ def test_a_policy_of_others_is_shown_by_what_it_says() -> None:
         ["name", "must be given", "", "what it is called"],
         ["silent", "3", "", ""],
     ]
+
+
+def test_the_files_of_built_in_profiles_are_printed_as_they_are(said: Any, tmp_path: Path) -> None:
+    for command, name in (("hardware", "l40"), ("software", "paper")):
+        status, out, err = said(command, name, "--toml")
+        assert (status, err) == (0, "")
+        assert tomllib.loads(out)["name"] == name
+        mine = tmp_path / f"{name}.toml"
+        mine.write_text(out, encoding="utf-8")
+        assert said(command, mine, "--toml") == (0, out, "")
+        for wrong in ([], [name, "--json", "-"]):
+            assert said(command, *wrong, "--toml") == (2, "", WANTED)
+
+
+WANTED = "error: --toml: expected the name of one profile, and no --json\n"

@@ -210,3 +210,14 @@ def test_a_failed_run_keeps_the_old_report(said: Any, trace: Path, tmp_path: Pat
     old.write_text("old", encoding="utf-8")
     assert said("replay", trace, "--cache", "3", "--set", "scope=layer", "--json", old)[0] == 2
     assert old.read_text(encoding="utf-8") == "old"
+
+
+def test_a_named_model_of_another_number_of_experts_a_token_is_refused(said: Any, trace: Path, tmp_path: Path) -> None:
+    config = tmp_path / "other.json"
+    for top_k in (2, 3):
+        config.write_text(json.dumps(toy_meta(4)["config"] | {"num_experts_per_tok": top_k}), encoding="utf-8")
+        if top_k == 2:
+            assert said("replay", trace, "--model", config)[0] == 0
+        else:
+            words = f"takes 3 experts a token; expected a model of 2, as {trace} has"
+            refused(said, tmp_path, words, "replay", trace, "--model", config)

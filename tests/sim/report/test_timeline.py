@@ -78,3 +78,15 @@ def test_a_failed_run_leaves_no_file_and_keeps_the_old_one(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="stop"), timeline(tmp_path / "new.json.gz", 1, 1):
         raise RuntimeError("stop")
     assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_equal_runs_give_equal_bytes_whenever_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = []
+    for number, now in enumerate((1e9, 2e9)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        path = tmp_path / f"{number}.json.gz"
+        with timeline(path, 2, 2) as observer:
+            Run(handmade([[[0], [0]]], 2), Plan(), 2_000_000, observer=observer).log()
+        whole.append(path.read_bytes())
+    assert whole[0] == whole[1]
+    assert json.loads(gzip.decompress(whole[0]))
