@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import lzma
+import math
 import os
 import re
 import struct
@@ -128,7 +129,7 @@ def _members(
             if members.count(member) > 1:
                 raise InputError(f"{name}: array {array!r} is there twice")
         wanted = [one for one in archive.infolist() if only is None or one.filename.removesuffix(".npy") in only]
-        packed, whole = (sum(sizes) for sizes in zip(*((one.compress_size, one.file_size) for one in wanted), (0, 0)))
+        packed, whole = sum(one.compress_size for one in wanted), sum(one.file_size for one in wanted)
         if whole > max(PLENTY, MOST_PACKED * packed):
             raise InputError(
                 f"{name}: its {amount(packed)} unpack to {amount(whole)}; expected at most {MOST_PACKED} times as much"
