@@ -20,8 +20,10 @@ def parse_layers(text: str) -> list[int]:
 
 def increasing(numbers: list[int], where: str) -> list[int]:
     """The numbers, if there are any and they increase from 0 on; raises InputError naming ``where``."""
-    if not numbers or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
-        raise InputError(f"{where}: {numbers!s:.60}, expected increasing layer numbers from 0")
+    fall = next(((a, b) for a, b in pairwise(numbers) if b <= a), None)
+    if not numbers or numbers[0] < 0 or fall:
+        found = f"{fall[1]} after {fall[0]}" if fall else str(numbers[0]) if numbers else "none"
+        raise InputError(f"{where}: {found}, expected increasing layer numbers from 0")
     return numbers
 
 

@@ -19,7 +19,16 @@ from rich.console import Console
 from ground.errors import InputError
 from ground.files import atomic_path
 from traces.capture.batches import prefill_level
-from traces.capture.checkpoint import basis_place, load, located, model_name, named_by_shape, provenance
+from traces.capture.checkpoint import (
+    basis_place,
+    checkpoint_sha256,
+    load,
+    located,
+    model_name,
+    named_by_shape,
+    provenance,
+    unchanged,
+)
 from traces.capture.corpora import DomainText, read_domain
 from traces.capture.decoding import Decoding
 from traces.capture.domain_run import Amount, DomainRows, DomainRun
@@ -119,14 +128,16 @@ def _record(
     """The traces of each text, by part of the model."""
     folder = located(model_dir)
     families = FAMILIES | (read_families(options.adapter) if options.adapter else {})
-    model, tokenizer = load(folder, options.experts_implementation, options.device)
+    with unchanged(folder):
+        model, tokenizer = load(folder, options.experts_implementation, options.device)
+        sha256 = checkpoint_sha256(folder)
     wanted = _embedding(options.embedding)
     place = Path(options.basis_path) if options.basis_path else basis_place(folder, beside)
     basis = Basis.load(place) if wanted != "none" and place.exists() else None
     with ExitStack() as hooks:
         found = {part: hooks.enter_context(one) for part, one in recorders(model, families).items()}
         main = list(found)[-1]
-        about_model = provenance(folder, model_name(model_dir), model, options.seed)
+        about_model = provenance(folder, model_name(model_dir), model, options.seed, sha256)
         common = {part: _meta(about_model, recorder, options) for part, recorder in found.items()}
         _try_meta(common[main], texts)
         _try_embedding(wanted, basis, found[main])

@@ -177,8 +177,8 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     return ends
 
 
-def provenance(folder: Path, name: str, model: Any, seed: int) -> dict[str, Any]:
-    """What a trace's meta says of the model, the software and the hardware it was captured with.
+def provenance(folder: Path, name: str, model: Any, seed: int, sha256: str) -> dict[str, Any]:
+    """What a trace's meta says of the model, whose weights have this ``sha256``, the software and the hardware.
 
     ``model`` still lacks what its routes tell, see :func:`named_by_shape`. Raises InputError for a record of training
     that cannot be read.
@@ -192,7 +192,7 @@ def provenance(folder: Path, name: str, model: Any, seed: int) -> dict[str, Any]
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "precision": str(model.dtype).removeprefix("torch."),
         "experts_implementation": getattr(model.config, "_experts_implementation", None),
-        "checkpoint_sha256": checkpoint_sha256(folder),
+        "checkpoint_sha256": sha256,
         "seed": seed,
     }
     if trained:
@@ -264,6 +264,26 @@ def in_words(value: Any) -> Any:
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return shown(str(value)).encode("utf-8", "backslashreplace").decode()
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Refuse weight files that are written to, replaced or removed meanwhile: what is loaded is what is hashed.
+
+    Raises InputError naming one of them.
+    """
+    before = _stamps(folder)
+    yield
+    if wrong := sorted(before.items() ^ _stamps(folder).items()):
+        raise InputError(f"{folder / wrong[0][0]}: changed while it was read; expected a file that nothing writes to")
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What changes with a weight file, by name."""
+    found = {path.name: path.stat() for path in folder.glob("*.safetensors")}
+    return {
+        name: (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in found.items()
+    }
 
 
 def checkpoint_sha256(folder: Path) -> str:

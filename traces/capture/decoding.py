@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 MODES = ("sampled", "greedy", "teacher-forced")
+LEAST_TEMPERATURE = 1e-6
+"""By less logits are not divided: they would be more than float32 holds."""
 
 # What a checkpoint may have been trained with, and what the code here relies on. Outputs of training cost memory, and
 # router losses fail on the masks of decoding.
@@ -42,8 +44,11 @@ class Decoding:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InputError(f"decoding mode {self.mode!r}; one of {', '.join(MODES)}")
-        if not 0 < self.temperature < float("inf") or not 0 < self.top_p <= 1:
-            raise InputError(f"temperature {self.temperature}, top_p {self.top_p}; both above 0, top_p at most 1")
+        if not LEAST_TEMPERATURE <= self.temperature < float("inf"):
+            wanted = f"expected {LEAST_TEMPERATURE:g} or more; decoding greedy takes the most likely token"
+            raise InputError(f"temperature {self.temperature}; {wanted}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p {self.top_p}; expected more than 0, at most 1")
 
 
 class NoTokenError(InputError):

@@ -83,7 +83,7 @@ def rerun(
 
     Raises InputError if the trace lacks the tokens for it or has other layers than the model.
     """
-    from traces.capture.checkpoint import checkpoint_sha256, load, located
+    from traces.capture.checkpoint import checkpoint_sha256, load, located, unchanged
     from traces.capture.families import FAMILIES, read_families
     from traces.capture.recorder import recorders
 
@@ -94,7 +94,9 @@ def rerun(
     chosen = sorted(prompts)[:: max(1, -(-len(prompts) // sequences))]
     folder = located(model)
     families = FAMILIES | (read_families(adapter) if adapter else {})  # which may register the model's classes
-    network, _ = load(folder, experts_implementation, device)
+    with unchanged(folder):
+        network, _ = load(folder, experts_implementation, device)
+        sha256 = checkpoint_sha256(folder)
     totals = np.zeros(4, int)
     with ExitStack() as hooks:
         found = {name: hooks.enter_context(one) for name, one in recorders(network, families).items()}
@@ -105,7 +107,7 @@ def rerun(
             totals += _compare(found, part, trace, number, prompts[number])
     rows, routes, differ, close = totals.tolist()
     named = trace.meta.get("captured", {}).get("checkpoint_sha256")
-    same = None if named is None else named == checkpoint_sha256(folder)
+    same = None if named is None else named == sha256
     return Agreement(len(chosen), rows, routes, differ, close, same)
 
 

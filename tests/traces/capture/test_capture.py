@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.support.tiny_moe import llama, mixtral, tokenizer, write_corpora
 from traces.__main__ import main
 from traces.capture.batches import prefill_level, run_batch
 from traces.capture.capture import Amount, capture
-from traces.capture.checkpoint import end_tokens, load_model, weight_bytes
+from traces.capture.checkpoint import end_tokens, load_model, unchanged, weight_bytes
 from traces.capture.decoding import Decoding, Prompt, passes
 from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
@@ -380,8 +381,8 @@ def test_the_command_captures_and_wrong_input_is_one_line(checkpoint, corpora, t
     sizes = ["--profile-tokens", "8", "--eval-tokens", "3", "--eval-sequences", "1", "--embedding", "none"]
     assert main([*arguments, str(tmp_path / "law.npz"), *sizes]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "law.npz")
-    for wrong in (["--embedding", "big"], ["--template", "odd"], ["--decoding", "magic"], ["--batch", "0"]):
-        assert main([*arguments, str(tmp_path / "x.npz"), *sizes, *wrong]) == 2
+    for wrong in ("embedding big", "template odd", "decoding magic", "batch 0", "temperature 1e-38", "top-p 0"):
+        assert main([*arguments, str(tmp_path / "x.npz"), *sizes, *f"--{wrong}".split()]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "x.npz").exists()
@@ -393,6 +394,35 @@ def test_a_folder_that_is_no_checkpoint_is_refused(corpora, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     with pytest.raises(InputError, match="not a model that can be captured"):
         capture(tmp_path, corpora, ["law"], tmp_path / "law.npz")
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "removed", "added"])
+def test_weights_that_change_while_they_are_read_are_refused(change, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"old weights")
+    with unchanged(tmp_path):
+        path.read_bytes()
+    with pytest.raises(InputError, match=r"\.safetensors: changed while it was read"), unchanged(tmp_path):
+        if change == "written":
+            path.write_bytes(b"new weights")
+        elif change == "replaced":
+            (tmp_path / "new").write_bytes(b"old weights")
+            (tmp_path / "new").replace(path)
+        elif change == "removed":
+            path.unlink()
+        else:
+            (tmp_path / "more.safetensors").touch()
+
+
+def test_a_capture_of_weights_that_change_leaves_nothing(checkpoint, corpora, tmp_path, monkeypatch):
+    def loaded(folder, *_):
+        os.utime(next(folder.glob("*.safetensors")))
+        return None, None
+
+    monkeypatch.setattr("traces.capture.capture.load", loaded)
+    with pytest.raises(InputError, match="changed while it was read"):
+        capture(checkpoint, corpora, ["law"], tmp_path / "law.npz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_amounts_must_be_positive():

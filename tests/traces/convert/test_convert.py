@@ -283,7 +283,7 @@ def test_layers_that_contradict_the_model_or_each_other(serve):
         serve(routes(4, 1), given=mixtral)
     with pytest.raises(InputError, match="first two axes look swapped"):
         serve(routes(4, 32).swapaxes(0, 1), layer_ids=None, given=mixtral)
-    with pytest.raises(InputError, match=r"'layer_ids': \[3, 1\], expected increasing"):
+    with pytest.raises(InputError, match=r"'layer_ids': 1 after 3, expected increasing"):
         serve(routes(4), layer_ids=[3, 1])
     with pytest.raises(InputError, match=r"'layer_ids': 0-1, but --layers says 1-2"):
         serve(routes(4), given=Given(model="toy", layers="1-2"))
@@ -431,3 +431,12 @@ def test_warnings_go_to_standard_error(tmp_path, capsys):
     assert out == "" and "warning: prompt_lens is absent" in err
     trace = Trace.load(tmp_path / "o.npz")
     assert trace.meta["model"] == {"name": "mixtral-8x7b", "experts": 8, "top_k": 2}
+
+
+@pytest.mark.parametrize("domain", ["", "a\x1bb"])
+def test_a_domain_without_a_name_is_refused_before_the_record_is_read(domain, tmp_path, capsys):
+    path = tmp_path / "r.npy"
+    path.touch()
+    assert main(["convert", str(path), "-o", str(tmp_path / "t.npz"), "--domain", domain]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --domain: ") and error.count("\n") == 1
