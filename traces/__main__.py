@@ -177,13 +177,44 @@ def capture(
         print(path)
 
 
+@app.command(name="bench-capture")
+def bench_capture(
+    *,
+    layers: Annotated[WholeNumber, Help("routed layers of the random model")] = 32,
+    intermediate: Annotated[WholeNumber, Help("width of an expert")] = 1024,
+    prompts: Annotated[WholeNumber, Help("how many prompts of random tokens")] = 64,
+    new_tokens: Annotated[WholeNumber, Help("tokens generated for each")] = 64,
+    batch: Annotated[WholeNumber, Help("sequences run together")] = 32,
+    repeats: Annotated[WholeNumber, Help("how often each is timed, after one run to warm up")] = 3,
+    tiny: Annotated[bool, Help("a model that runs on a CPU in seconds, whatever the options above say")] = False,
+    device: Annotated[str, Help("cuda, cpu or auto")] = "auto",
+) -> None:
+    """Measure what capturing costs beside plain generation: a random OLMoE of 13.6 billion parameters by default.
+
+    For example:
+
+    ```
+    python -m traces bench-capture
+    python -m traces bench-capture --tiny --device cpu
+    ```
+    """
+    from rich.console import Console
+
+    from traces.capture.bench import TINY, BenchShape, bench_view, run_bench
+
+    shape = BenchShape(
+        layers=layers, intermediate=intermediate, prompts=prompts, new_tokens=new_tokens, batch=batch, repeats=repeats
+    )
+    Console().print(bench_view(run_bench(TINY if tiny else shape, device)))
+
+
 @app.command
 def convert(
-    file: Annotated[Path, Help("routes of another tool, .npz or .npy")],
+    files: Annotated[list[Path], Help("what an engine wrote: files or folders of one form")],
     /,
     *,
     output: _Output,
-    kind: Annotated[str | None, Help("gpt-oss, esft, device or serving; default: by its arrays")] = None,
+    kind: Annotated[str | None, Help("the form of the files; default: by their content")] = None,
     model: Annotated[
         str | None, Help("the model whose costs are charged: a built-in name, or the config.json of any other")
     ] = None,
@@ -193,34 +224,32 @@ def convert(
     source: Annotated[str | None, Help("which text was run")] = None,
     licence: Annotated[str | None, Help("the licence of that text")] = None,
 ) -> None:
-    r"""Turn the routing record of another tool into a trace.
+    r"""Turn what an engine writes of its routing into a trace.
 
-    A record of a serving engine holds `routed_experts` (rows, layers, k). Where known it also holds `offsets`,
-    `prompt_lens`, `token_ids`, `layer_ids` and `n_experts`. A padded one (requests, rows, layers, k) has `lengths`.
-    Turns of conversations have `conversation` and `start`. Doubtful rows are dropped or refused, and the trace's notes
-    say what was noticed. docs/convert.md explains all of it.
+    The form is told by content: answers of vLLM, SGLang, TensorRT-LLM and Dynamo as JSON, SGLang's recorder, batches of
+    verl and slime, Megatron's router traces, and others; or arrays that you saved. Doubtful rows are dropped or
+    refused, and the trace's notes say what was noticed. docs/convert.md has a line to copy for each engine.
 
     For example:
 
     ```
-    python -m traces convert routed_experts.npz -o chat.npz \
-        --model qwen3-30b-a3b --domain chat
-    python -m traces convert routed_experts.npy -o code.npz \
+    python -m traces convert answers.jsonl -o chat.npz --domain chat
+    python -m traces convert routed_experts.npz -o code.npz \
         --model deepseek-v2-lite --layers 1-26 --domain code
     python -m traces convert device.npz -o mine.npz --model mine/config.json
     ```
     """
     from traces.arrays import shown
-    from traces.convert.kinds import Given, convert_file, replay_needs
+    from traces.convert.kinds import Given, convert_files, replay_needs
     from traces.plausibility import doubts
 
-    keep_apart([file, model], {"--output": output})
+    keep_apart([*files, model], {"--output": output})
     # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
     domain, source, licence = (text and shown(text) for text in (domain, source, licence))
     if domain is not None:
         check_name(domain, "--domain")
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
-    trace = convert_file(file, output, kind=kind, given=given)
+    trace = convert_files(files, output, kind=kind, given=given)
     for note in (*trace.meta["notes"], *doubts(trace), *replay_needs(trace)):
         print(f"warning: {printable(note)}", file=sys.stderr)
     print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)

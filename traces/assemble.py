@@ -43,6 +43,7 @@ def assemble(
     *, meta: dict[str, Any], layers: list[int], experts: np.ndarray, lengths: np.ndarray, domain: np.ndarray,
     sequence_id: np.ndarray, prefill: np.ndarray | None = None, start: np.ndarray | None = None,
     split: np.ndarray | None = None, token: np.ndarray | None = None, gates: np.ndarray | None = None,
+    probs: np.ndarray | None = None,
 ) -> Trace:  # fmt: skip
     """A valid trace of ``experts`` (T, L, K) int16, the rows of S sequences one after another.
 
@@ -66,6 +67,7 @@ def assemble(
         split=split_in_order(domain) if split is None else split,
         sequence_id=np.asarray(sequence_id, str),
         gates=None if gates is None else np.ascontiguousarray(gates, np.float16),
+        probs=probs,
     )
     validate(trace)
     return trace

@@ -206,10 +206,10 @@ def check_distinct(name: str, routes: np.ndarray) -> None:
 
     for start in range(0, len(routes), _BLOCK):
         block = routes[start : start + _BLOCK]
-        refuse(_repeated(block), lambda *index: f"{words(*index)}, expected distinct")
+        refuse(repeated(block), lambda *index: f"{words(*index)}, expected distinct")
 
 
-def _repeated(routes: np.ndarray) -> np.ndarray:
+def repeated(routes: np.ndarray) -> np.ndarray:
     """(rows, L) flags of the routes (rows, L, K) in which an expert stands twice."""
     slots = routes.shape[2]
     if slots > _PAIRS:

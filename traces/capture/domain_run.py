@@ -77,6 +77,11 @@ class DomainRows:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def experts(self) -> int:
+        """E, experts of a routed layer."""
+        return int(self.arrays["probs"].shape[2])
+
+    @property
     def is_eval(self) -> np.ndarray:
         """(T,) whether a row's sequence is of the evaluation split."""
         return (np.array(self.split) == "eval")[self.arrays["sequence"]]
@@ -196,7 +201,7 @@ class DomainRun:
                 for part, one in rows.items():
                     odd[part] += one.odd
                 about = (f"{_STEPS[s.split]}: {s.sequences} sequences, {s.decoded} rows" for s in sides.values())
-                watch.at(min(side.done for side in sides.values()), ", ".join(about))
+                watch.at(sum(side.done for side in sides.values()) / len(sides), ", ".join(about))
         notes = [note for side in sides.values() for note in _shortage(side)]
         return {
             part: _whole(part, text, recorder, list(sides.values()), odd[part], samples, notes)

@@ -1,50 +1,69 @@
-"""Turn routing records of other tools into traces.
+"""Turn routing records of other tools into traces: which form a record has, and the file that is written."""
 
-Kinds: ``gpt-oss`` (decode routes with probabilities over the top 4), ``esft`` (DeepSeek-V2-Lite routes with weights),
-``device`` (one prefill and decode run with expert sizes) and ``serving`` (what serving engines return, see serving.py).
-"""
-
-from collections.abc import Callable, Collection
-from difflib import get_close_matches
+import hashlib
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ground.errors import InputError
-from traces.arrays import integers, named, read_arrays, refuse, shown
-from traces.assemble import assemble, lengths_of
-from traces.convert.serving import SERVING_ARRAYS, from_serving
-from traces.convert.shapes import Given, one_number, recognised, resolve_experts, resolve_layers, unlike_model
+from ground.progress import Watch
+from traces.arrays import shown
+from traces.convert.cleaning import trace_of
+from traces.convert.form import Form
+from traces.convert.forms import form_named, form_of, forms
+from traces.convert.request import Record, Request
+from traces.convert.shapes import Given
+from traces.convert.source import Source, expanded
 from traces.models.known import builtin, resolve_model
 from traces.trace import Trace
 
-__all__ = ["Given", "convert_file"]
+__all__ = ["Given", "convert_file", "convert_files", "replay_needs"]
 
-GPT_OSS_ARRAYS = ("experts", "probs", "offsets", "dataset", "category", "prompt_len")
-ESFT_ARRAYS = ("experts", "weights", "offsets")
-DEVICE_ARRAYS = ("routes", "phase", "n_experts", "k", "expert_bytes")
-ARRAYS = {"gpt-oss": GPT_OSS_ARRAYS, "esft": ESFT_ARRAYS, "device": DEVICE_ARRAYS, "serving": SERVING_ARRAYS}
+# What foreign bytes have been seen to raise in those who read them.
+_DAMAGE = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, EOFError, RecursionError,
+    NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+)  # fmt: skip
+
+_LARGE = 2**26  # bytes of a record of which the progress is shown
 
 
 def convert_file(path: str | Path, output: str | Path, *, kind: str | None = None, given: Given | None = None) -> Trace:
-    """Read the record at ``path``, write it as a trace to ``output`` and return it.
+    """`convert_files` of one file or folder."""
+    return convert_files([path], output, kind=kind, given=given)
 
-    ``kind`` is told by the names of the arrays when None. What is doubtful but usable is in ``meta["notes"]``. Raises
-    InputError, one line naming file, array, row and value, before anything is written.
+
+def convert_files(
+    paths: Sequence[str | Path], output: str | Path, *, kind: str | None = None, given: Given | None = None
+) -> Trace:
+    """Read the records at ``paths``, all of one form, write them as one trace to ``output`` and return it.
+
+    The form is told by content when ``kind`` is None. What is doubtful but usable is in ``meta["notes"]``. Raises
+    InputError, one line naming file, array or request, row and value, before anything is written;
+    ModuleNotFoundError where a library that the form needs is not installed.
     """
-    arrays, sha256 = read_arrays(path)
-    name = shown(path)
+    given = given or Given()
+    name = shown(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
     with named(name):
-        kind = kind or recognise(arrays)
-        if kind not in KINDS:
-            raise InputError(f"kind {kind!r}: expected {', '.join(KINDS)}")
-        if "" in arrays and kind == "serving":
-            arrays["routed_experts"] = arrays.pop("")
-        arrays, passed_over = _set_apart(arrays, kind)
-        trace = KINDS[kind](arrays, given or Given(), Path(name).stem)
-        trace.meta["notes"] += passed_over
-        trace.meta["converted"] = {"file": Path(name).name, "sha256": sha256, "kind": kind}
+        form, sources, notes = _recognised(paths, kind)
+    before = _hashes(sources, [])
+    with _progress(name, sources) as seen, named(name), _damage_named(form):
+        record = _together(form, sources, given)
+        folder = Path(output).absolute().parent
+        stem = Path(shown(Path(paths[0]).absolute())).stem
+        trace = trace_of(record, given, stem, folder=folder if folder.is_dir() else None, seen=partial(seen, record))
+    trace.meta["notes"] += notes
+    after = _hashes(sources, record.files)
+    for path, sha256 in before.items():
+        if after[path] != sha256:
+            raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
+    trace.meta["converted"] = _provenance(after, form)
     trace.save(output)
     return trace
 
@@ -64,177 +83,119 @@ def replay_needs(trace: Trace) -> list[str]:
     return []
 
 
-def recognise(arrays: Collection[str]) -> str:
-    """The kind of record that has arrays of these names; raises InputError."""
-    names = set(arrays)
-    if {"meta", "experts", "layers"} <= names:
-        raise InputError("is a trace already")
-    if "" in names or "routed_experts" in names:
-        return "serving"
-    for kind in ("device", "gpt-oss", "esft"):
-        if names >= set(ARRAYS[kind]):
-            return kind
-    raise InputError(
-        f"arrays {', '.join(sorted(names))[:120]}: of no known kind; expected {', '.join(DEVICE_ARRAYS)} (device) or "
-        f"{', '.join(GPT_OSS_ARRAYS)} (gpt-oss) or {', '.join(ESFT_ARRAYS)} (esft) or routed_experts (serving)"
-    )
+def _recognised(paths: Sequence[str | Path], kind: str | None) -> tuple[Form, list[Source], list[str]]:
+    """The form of all sources that have one, these sources, and a note that names the others."""
+    if kind is not None:
+        return form_named(kind), [Source(path) for path in paths], []
+    found: dict[str, list[Source]] = {}
+    other = []
+    for source in expanded(list(paths), lambda folder: form_of(folder) is not None):
+        form = form_of(source)
+        if form is not None:
+            found.setdefault(form.name, []).append(source)
+        else:
+            other.append(source)
+    alone = [source for source in other if source.path in map(Path, paths)]
+    if alone or not found:
+        raise InputError(_unknown((alone or other)[0]))
+    if len(found) > 1:
+        some = ", ".join(f"{held[0].path.name} ({name})" for name, held in found.items())
+        raise InputError(f"records of several forms: {some:.200}, expected one form at a time")
+    notes = [f"files of no known form were passed over: {', '.join(s.path.name for s in other):.200}"] if other else []
+    (form_name,) = found
+    return forms()[form_name], found[form_name], notes
 
 
-def _set_apart(arrays: dict[str, np.ndarray], kind: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays of a record of this kind, and a note that names the others.
-
-    Raises InputError if one is missing, or if another is an array of any kind, or nearly: it would be lost.
-    """
-    wanted = ARRAYS[kind]
-    for name in wanted if kind != "serving" else ():
-        if name not in arrays:
-            raise InputError(f"array {name!r} is missing, expected {', '.join(wanted)}")
-    others = sorted(set(arrays) - set(wanted))
-    known = sorted({name for each in ARRAYS.values() for name in each})
-    for name in others:
-        if get_close_matches(name.lower(), known, cutoff=0.8):
-            raise InputError(f"unknown array {name!r}, expected {', '.join(wanted)}")
-    notes = [f"arrays that are no part of such a record were passed over: {', '.join(others):.200}"] if others else []
-    return {name: arrays[name] for name in wanted if name in arrays}, notes
-
-
-def _routes(name: str, array: np.ndarray) -> np.ndarray:
-    """(T, L, K) int16 ids; (T, L) is K = 1."""
-    if array.ndim == 2:
-        array = array[:, :, None]
-    if array.ndim != 3 or not array.size:
-        raise InputError(f"array {name!r}: shape {array.shape}, expected (rows, layers, k)")
-    return integers(array, np.int16, f"array {name!r}")
-
-
-def _finite(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if array.dtype.kind != "f" or array.shape != shape:
-        raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected floats of shape {shape}")
-    return array
-
-
-def _per_sequence(name: str, array: np.ndarray, count: int, kind: str) -> np.ndarray:
-    if array.shape != (count,) or array.dtype.kind not in kind:
-        wanted = "texts" if "U" in kind else "integers"
-        raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected {count} {wanted}")
-    return array
-
-
-def _meta(
-    model: dict[str, Any], given: Given, captured: str, decoding: str, notes: list[str], hardware: str = "not stated"
-) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "model": model,
-        "captured": {"what": captured},
-        "text": {"source": given.source or "not stated", "licence": given.licence or "not stated"},
-        "decoding": {"mode": decoding},
-        "hardware": hardware,
-        "notes": notes,
+def _unknown(source: Source) -> str:
+    """Why a source has no form, in a line."""
+    if source.arrays >= {"meta", "experts", "layers"}:
+        return "is a trace already"
+    words = {
+        "empty": "an empty file",
+        "npz": f"arrays {', '.join(sorted(source.arrays))[:120]}" if source.arrays else _empty(source),
+        "torch": "a PyTorch file (.pt) that holds no routes convert knows",
+        "pickle": "a pickle, as .pt and .pkl files are; pickles are never read: save arrays by numpy.savez",
+        "base64": "base64 text, as an engine answers: save the whole answer as JSON, which convert reads",
+        "json": f"JSON with the keys {', '.join(sorted(source.keys))[:120]}" if source.keys else "JSON without an object",
+        "parquet": f"columns {', '.join(source.columns)[:120]}" if source.nature == "parquet" else "",
+        "csv": f"columns {', '.join(source.columns)[:120]}",
     }
+    what = words.get(source.nature, f"a {source.nature} file of other content")
+    return f"{what}: of no known kind; expected one of {', '.join(forms())} (docs/convert.md)"
 
 
-def from_gpt_oss(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
-    """Greedy decode of gpt-oss without the prompts' rows: positions start at ``prompt_len``.
-
-    The domain is the category (what a text is about: law, physics, ...), the better stand-in for an application domain
-    than the benchmark that it was taken from; that one is in the sequence id. ``probs`` are the softmax over the top k,
-    which is what gpt-oss weighs its experts by, so they are the gates.
-    """
-    experts, probs, offsets, dataset, category, prompt_len = arrays.values()
-    routes = _routes("experts", experts)
-    model = recognised(given, routes.shape[1], routes.shape[2], among=("gpt-oss-20b", "gpt-oss-120b"))
-    lengths = lengths_of(offsets, len(routes))
-    count = len(lengths)
-    dataset = _per_sequence("dataset", dataset, count, "U")
-    category = _per_sequence("category", category, count, "U")
-    start = integers(_per_sequence("prompt_len", prompt_len, count, "iu"), np.int32, "array 'prompt_len'")
-    refuse(start < 1, lambda i: f"array 'prompt_len', sequence {i}: {start[i]}, expected at least 1 token")
-    notes = ["prompt rows are absent: decode only, from position prompt_len", *unlike_model(model, routes.shape[2])]
-    return assemble(
-        meta=_meta(
-            model.meta(resolve_experts(model, given.experts, None), routes.shape[2]), given,
-            f"{model.name}, decode routes as published", "greedy", notes,
-        ),
-        layers=resolve_layers(model, routes.shape[1], given.layers, None),
-        experts=routes, gates=_finite("probs", probs, routes.shape), lengths=lengths, start=start,
-        domain=category if given.domain is None else np.full(count, given.domain),
-        sequence_id=np.array([f"{d}/{c}/{i}" for i, (d, c) in enumerate(zip(dataset, category, strict=True))]),
-    )  # fmt: skip
+def _empty(source: Source) -> str:
+    return "an empty archive" if source.head.startswith(b"PK\x05\x06") else "an archive that is truncated or no npz"
 
 
-def from_esft(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
-    """Teacher-forced routes of DeepSeek-V2-Lite, whose layer 0 is dense: model layers 1 to 26.
+def _together(form: Form, sources: list[Source], given: Given) -> Record:
+    """One record of all sources."""
+    if form.together or len(sources) == 1:
+        return form.read(sources, given)
+    first = form.read(sources[:1], given)
 
-    Where each prompt ends is not recorded. All rows are read as decode: each token's route follows from the tokens
-    before it alone, so a token-by-token run of the same text takes the same routes; as prefill nothing would be left
-    to replay step by step.
-    """
-    experts, weights, offsets = arrays.values()
-    routes = _routes("experts", experts)
-    model = recognised(given, routes.shape[1], routes.shape[2], among=("deepseek-v2-lite",))
-    layers = None if given.layers or model.spec is None else np.array(model.spec.moe_layers)
-    lengths = lengths_of(offsets, len(routes))
-    notes = [
-        "teacher-forced; where prompts end is not recorded, so all rows are read as decode",
-        *unlike_model(model, routes.shape[2]),
-    ]
-    return assemble(
-        meta=_meta(
-            model.meta(resolve_experts(model, given.experts, None), routes.shape[2]), given,
-            f"{model.name}, routes as published", "teacher-forced", notes,
-        ),
-        layers=resolve_layers(model, routes.shape[1], given.layers, layers),
-        experts=routes, gates=_finite("weights", weights, routes.shape), lengths=lengths,
-        domain=np.full(len(lengths), given.domain or stem),
-        sequence_id=np.array([f"{stem}/{i}" for i in range(len(lengths))]),
-    )  # fmt: skip
+    def requests() -> Iterator[Request]:
+        for number, source in enumerate(sources):
+            with named(source.path.name):
+                record = form.read([source], given) if number else first
+                for fact in ("experts", "model", "expert_bytes"):
+                    if getattr(record, fact) != getattr(first, fact):
+                        raise InputError(f"{fact}: {getattr(record, fact)!s:.60}, others have {getattr(first, fact)!s:.60}")
+                yield from record
+
+    return replace(first, requests=requests(), count=None)
 
 
-def from_device(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
-    """One prefill and decode run of a device that streams experts, with the bytes of an expert of each layer.
+@contextmanager
+def _progress(name: str, sources: list[Source]) -> Iterator[Callable[[Record, int], None]]:
+    """Yield what shows how far a large record is read, once so many of its requests are."""
+    if sum(path.stat().st_size for source in sources for path in source.files) < _LARGE:
+        yield lambda record, requests: None
+        return
+    with Watch(f"convert {name}") as watch:
 
-    Routes of -1 are tokens that the device did not run through a layer (the prompt's last layer needs its last token
-    only). Recognised models are qwen3-30b-a3b and gpt-oss-120b, by layers and experts: the device may run fewer
-    experts a token than the model's config says, which is noted.
-    """
-    stored, phase, n_experts, k, expert_bytes = arrays.values()
-    routes = _routes("routes", stored)
-    rows, recorded, slots = routes.shape
-    if one_number("k", k) != slots:
-        raise InputError(f"array 'k': {k.tolist()}, expected {slots}, the slots of 'routes'")
-    model = recognised(given, recorded, experts=one_number("n_experts", n_experts))
-    phase = integers(_per_sequence("phase", phase, rows, "iu"), np.int16, "array 'phase'")
-    refuse(
-        ~np.isin(phase, (0, 1)) | (np.diff(phase, prepend=phase[:1]) < 0),
-        lambda i: f"array 'phase', row {i}: {phase[i]}, expected 0 (prefill), then 1 (decode)",
-    )
-    sizes = integers(_per_sequence("expert_bytes", expert_bytes, recorded, "iu"), np.int64, "array 'expert_bytes'")
-    said = model.meta(resolve_experts(model, given.experts, n_experts), slots) | {"expert_bytes": sizes.tolist()}
-    notes = unlike_model(model, slots)
-    skipped = int((routes < 0).all(axis=2).sum())
-    if skipped:
-        notes.append(f"{skipped} (token, layer) pairs have no route: the device did not run them")
-    return assemble(
-        meta=_meta(said, given, f"{model.name} as a device ran it", "not stated", notes, "a device streaming experts"),
-        layers=resolve_layers(model, recorded, given.layers, None),
-        experts=routes, lengths=np.array([rows]), prefill=np.array([int((phase == 0).sum())]),
-        domain=np.array([given.domain or stem]), sequence_id=np.array([stem]), split=np.array(["eval"]),
-    )  # fmt: skip
+        def seen(record: Record, requests: int) -> None:
+            read, size = (sum(part) for part in zip(*(source.progress for source in sources), strict=True))
+            watch.at(requests / record.count if record.count else read / size if size else 0.0, f"{requests} requests")
+
+        yield seen
 
 
-def _from_serving(arrays: dict[str, np.ndarray], given: Given, stem: str) -> Trace:
-    if "routed_experts" not in arrays:
-        raise InputError(f"array 'routed_experts' is missing, expected one or more of {', '.join(SERVING_ARRAYS)}")
-    model, notes, served = from_serving(arrays, given, stem)
-    captured = f"{model['name']}, routes as a serving engine returned them"
-    names = np.array([f"{stem}/{i}" for i in range(len(served["lengths"]))])
-    return assemble(meta=_meta(model, given, captured, "not stated", notes), sequence_id=names, **served)
+@contextmanager
+def _damage_named(form: Form) -> Iterator[None]:
+    """Turn what damaged bytes raise into an InputError that says what the record was taken for."""
+    try:
+        yield
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        reason = str(error).split("\n")[0][:120] or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"{error.args[0]!r:.60} is missing"
+        raise InputError(f"{form.what}, it seems, but damaged or not whole ({reason})") from error
 
 
-KINDS: dict[str, Callable[[dict[str, np.ndarray], Given, str], Trace]] = {
-    "gpt-oss": from_gpt_oss,
-    "esft": from_esft,
-    "device": from_device,
-    "serving": _from_serving,
-}
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put a file's name before the message of an InputError raised inside, unless it is there already."""
+    try:
+        yield
+    except InputError as error:
+        raise (error if str(error).startswith(name) else InputError(f"{name}: {error}")) from None
+
+
+def _hashes(sources: Sequence[Source], files: Sequence[Path]) -> dict[str, str]:
+    """sha256 of every file that is read."""
+    found = {}
+    for path in dict.fromkeys([*(path for source in sources for path in source.files), *files]):
+        with path.open("rb") as handle:
+            found[shown(path)] = hashlib.file_digest(handle, "sha256").hexdigest()
+    return found
+
+
+def _provenance(hashes: dict[str, str], form: Form) -> dict[str, object]:
+    files = [{"file": Path(path).name, "sha256": sha256} for path, sha256 in hashes.items()]
+    if len(files) == 1:
+        return {**files[0], "kind": form.name}
+    whole = hashlib.sha256("".join(f"{one['sha256']} {one['file']}\n" for one in files).encode()).hexdigest()
+    return {"file": f"{len(files)} files", "sha256": whole, "kind": form.name, "files": files[:100]}

@@ -1,7 +1,7 @@
 """Which model a routing record is of: what its shape, the file and a person say, and whether they agree."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,11 @@ class Given:
     domain: str | None = None
     source: str | None = None
     licence: str | None = None
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """All of it by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def recorded(self) -> RecordedModel | None:
@@ -100,13 +105,13 @@ def one_number(name: str, array: np.ndarray) -> int:
     return int(array.reshape(-1)[0])
 
 
-def resolve_experts(model: RecordedModel, given: int | None, stored: np.ndarray | None) -> int:
-    """E: of --experts, the file's ``n_experts`` and the known model, which must agree; raises InputError."""
+def resolve_experts(model: RecordedModel, given: int | None, stated: int | None) -> int:
+    """E: of --experts, the record and the known model, which must agree; raises InputError."""
     said = {}
     if given is not None:
         said["--experts"] = given
-    if stored is not None:
-        said["array 'n_experts'"] = one_number("n_experts", stored)
+    if stated is not None:
+        said["the record"] = stated
     if model.spec is not None:
         said[model.name] = model.spec.experts
     if not said:
@@ -130,10 +135,9 @@ def resolve_layers(model: RecordedModel, recorded: int, given: str | None, store
     """
     layers = None if given is None else parse_layers(given)
     if stored is not None:
-        ids = integers(stored.reshape(-1), np.int32, "array 'layer_ids'").tolist()
-        increasing(ids, "array 'layer_ids'")
+        ids = increasing(integers(stored.reshape(-1), np.int32, "array 'layer_ids'").tolist(), "array 'layer_ids'")
         if layers is not None and layers != ids:
-            raise InputError(f"array 'layer_ids': {listed(ids)}, but --layers says {given}")
+            raise InputError(f"layers: the record says {listed(ids)}, but --layers says {given}")
         layers = ids
     if model.spec is None:
         if layers is None:

@@ -1,7 +1,7 @@
 """Turns of one conversation that each bring earlier rows again: every token is kept once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,40 +13,55 @@ _SAME_HISTORY = 0.9
 
 @dataclass
 class Turn:
-    """Rows of one request: routes (n, L, K), token ids (n,) if known, tokens of the whole prompt up to its answer.
+    """n rows of one request: ``rows`` by name, experts (n, L, K) among them, token ids (n,) if known, and tokens of the
+    whole prompt up to its answer.
 
-    ``unsure`` says that its last row is of a token that was sampled and not run, and so of no real route.
+    ``unsure`` says that its last row is of a token that was sampled and not run, and so of no real route. ``start`` is
+    the position of its first row, None for the beginning. Turns of one ``conversation`` belong together; None where it
+    is not known. ``repeats`` says that such a turn may bring the rows of the one before again.
     """
 
-    routes: np.ndarray
+    rows: dict[str, np.ndarray]
     tokens: np.ndarray | None
     prompt: int
     unsure: bool = False
+    start: int | None = None
+    conversation: int | str | None = None
+    domain: str | None = None
+    name: str | None = None
+    repeats: bool = True
+
+    @property
+    def routes(self) -> np.ndarray:
+        """(n, L, K)."""
+        return self.rows["experts"]
+
+    @property
+    def prefill(self) -> int:
+        """How many of the rows are of the prompt."""
+        return max(0, self.prompt - (self.start or 0))
+
+    def __len__(self) -> int:
+        return len(self.routes)
 
 
-def join_conversations(
-    turns: Sequence[Turn], conversation: np.ndarray | None, start: np.ndarray | None, notes: list[str]
-) -> tuple[list[Turn], list[int]]:
+def join_conversations(turns: Sequence[Turn], notes: list[str]) -> tuple[list[Turn], list[int]]:
     """Sequences with every token once, and for each the index of its last turn, in order of first turns.
 
-    ``conversation`` (S,) numbers tell which turns belong together; without them a turn that begins with all rows of
-    the turn before it continues that one. ``start`` (S,) is the position of each turn's first row (default 0: a turn
-    brings the whole history). Raises InputError if turns overlap with other routes or leave a gap.
+    Where no turn tells its conversation or where it starts, one that begins with all rows of the turn before it
+    continues that one. Raises InputError if turns overlap with other routes or leave a gap.
     """
-    groups: dict[int, list[int]] = {}
-    if conversation is not None:
-        for i, number in enumerate(conversation.tolist()):
-            groups.setdefault(number, []).append(i)
-    else:
-        head = 0
-        for i in range(len(turns)):
-            head = head if i and start is None and _continues(turns[i - 1], turns[i]) else i
-            groups.setdefault(head, []).append(i)
-    sequences = [_join(turns, members, start) for members in groups.values()]
-    rows, left = sum(len(t.routes) for t in turns), sum(len(s.routes) for s in sequences)
+    groups: dict[int | str | tuple[int], list[int]] = {}
+    told = any(turn.conversation is not None or turn.start is not None for turn in turns)
+    head = 0
+    for i, turn in enumerate(turns):
+        head = head if i and not told and turn.repeats and _continues(turns[i - 1], turn) else i
+        groups.setdefault((head,) if turn.conversation is None else turn.conversation, []).append(i)
+    sequences = [_join(turns, members) for members in groups.values()]
+    rows, left = sum(map(len, turns)), sum(map(len, sequences))
     if left < rows:
         notes.append(f"turns contained earlier ones: {rows - left} of {rows} rows dropped, each token is kept once")
-    answers = sum(_earlier_answers(turns, members, start) for members in groups.values())
+    answers = sum(_earlier_answers(turns, members) for members in groups.values())
     if answers:
         notes.append(
             f"{answers} rows that earlier turns generated count as prefill: a sequence has one prompt, and that of a "
@@ -55,19 +70,19 @@ def join_conversations(
     return sequences, [members[-1] for members in groups.values()]
 
 
-def _earlier_answers(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -> int:
+def _earlier_answers(turns: Sequence[Turn], members: list[int]) -> int:
     """Rows of a conversation that a turn generated and that lie in the prompt of a later one."""
     prompt = turns[members[-1]].prompt  # 0 where no prompt is known
-    ends = {i: (0 if start is None else int(start[i])) + len(turns[i].routes) for i in members[:-1]}
+    ends = {i: (turns[i].start or 0) + len(turns[i]) for i in members[:-1]}
     return sum(max(0, min(end, prompt) - turns[i].prompt) for i, end in ends.items())
 
 
 def _continues(before: Turn, after: Turn) -> bool:
     """Whether ``after`` is longer and begins with all of ``before``, a copied last row (a dummy) aside."""
-    rows = len(before.routes)
+    rows = len(before)
     if rows > 1 and (before.routes[-1] == before.routes[-2]).all():
         rows -= 1
-    if len(after.routes) <= len(before.routes) or rows < 2:
+    if len(after) <= len(before) or rows < 2:
         return False
     if not _same_tokens(before.tokens, after.tokens):
         return False
@@ -87,19 +102,19 @@ def _agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float((one == other).all(axis=2).mean()) if len(one) else 1.0
 
 
-def _join(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -> Turn:
+def _join(turns: Sequence[Turn], members: list[int]) -> Turn:
     """One sequence of these turns; a later turn's rows replace earlier ones at their positions."""
     whole = turns[members[0]]
-    if start is not None and start[members[0]] != 0:
-        raise InputError(f"array 'start', request {members[0]}: {start[members[0]]}, expected 0 for a first turn")
+    if whole.conversation is not None and whole.start:
+        raise InputError(f"array 'start', request {members[0]}: {whole.start}, expected 0 for a first turn")
     for i in members[1:]:
-        turn, at = turns[i], 0 if start is None else int(start[i])
-        rows = len(whole.routes)
+        turn, at = turns[i], turns[i].start or 0
+        rows = len(whole)
         if at > rows:
             raise InputError(f"array 'start', request {i}: {at}, expected at most {rows}, the end of the turn before")
-        if at + len(turn.routes) < rows:
+        if at + len(turn) < rows:
             raise InputError(
-                f"array 'routed_experts', request {i}: ends at position {at + len(turn.routes)}, expected at least "
+                f"array 'routed_experts', request {i}: ends at position {at + len(turn)}, expected at least "
                 f"{rows}, the end of the turn before (give 'start' if turns hold new rows only)"
             )
         shared = max(rows - at - whole.unsure, 0)
@@ -115,5 +130,6 @@ def _join(turns: Sequence[Turn], members: list[int], start: np.ndarray | None) -
             if not _same_tokens(whole.tokens[at:], turn.tokens):
                 raise InputError(f"array 'token_ids', request {i}: from position {at} not the earlier turn's")
             tokens = np.concatenate([whole.tokens[:at], turn.tokens])
-        whole = Turn(np.concatenate([whole.routes[:at], turn.routes]), tokens, turn.prompt, turn.unsure)
+        joined = {name: np.concatenate([whole.rows[name][:at], array]) for name, array in turn.rows.items()}
+        whole = replace(turn, rows=joined, tokens=tokens, start=None)
     return whole

@@ -285,7 +285,7 @@ def test_layers_that_contradict_the_model_or_each_other(serve):
         serve(routes(4, 32).swapaxes(0, 1), layer_ids=None, given=mixtral)
     with pytest.raises(InputError, match=r"'layer_ids': 1 after 3, expected increasing"):
         serve(routes(4), layer_ids=[3, 1])
-    with pytest.raises(InputError, match=r"'layer_ids': 0-1, but --layers says 1-2"):
+    with pytest.raises(InputError, match="layers: the record says 0-1, but --layers says 1-2"):
         serve(routes(4), given=Given(model="toy", layers="1-2"))
 
 
@@ -294,7 +294,7 @@ def test_one_layer_of_an_unknown_model_is_noted(serve):
 
 
 def test_experts_that_contradict(serve):
-    with pytest.raises(InputError, match=r"experts: --experts says 4, array 'n_experts' says 8"):
+    with pytest.raises(InputError, match=r"experts: --experts says 4, the record says 8"):
         serve(routes(4), given=Given(model="toy", experts=4))
     with pytest.raises(InputError, match="mixtral-8x7b says 8"):
         serve(routes(4, 32), n_experts=16, given=Given(model="mixtral-8x7b"))
@@ -407,9 +407,9 @@ def test_an_unknown_array_is_named(serve):
 
 def test_unknown_records_are_refused(tmp_path):
     np.savez(tmp_path / "x.npz", ids=np.zeros(3))
-    with pytest.raises(InputError, match="arrays ids: of no known kind; expected routes, phase"):
+    with pytest.raises(InputError, match="arrays ids: of no known kind; expected one of .*device, .*serving"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz")
-    with pytest.raises(InputError, match="kind 'moe': expected gpt-oss, esft, device, serving"):
+    with pytest.raises(InputError, match="kind 'moe': expected .*device, .*serving"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz", kind="moe")
     with pytest.raises(InputError, match="array 'routes' is missing"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz", kind="device")
@@ -428,7 +428,7 @@ def test_warnings_go_to_standard_error(tmp_path, capsys):
     np.savez(tmp_path / "x.npz", routed_experts=routes(3, 32), n_experts=8)
     assert main(["convert", str(tmp_path / "x.npz"), "-o", str(tmp_path / "o.npz")]) == 0
     out, err = capsys.readouterr()
-    assert out == "" and "warning: prompt_lens is absent" in err
+    assert out == "" and "warning: no prompt length is known of 1 requests" in err
     trace = Trace.load(tmp_path / "o.npz")
     assert trace.meta["model"] == {"name": "mixtral-8x7b", "experts": 8, "top_k": 2}
 

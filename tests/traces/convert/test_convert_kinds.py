@@ -41,7 +41,7 @@ def test_device_record(tmp_path):
         ({"n_experts": np.int16(100)}, "48 layers x 100 experts is of no known model, expected --model NAME"),
         ({"expert_bytes": np.full(47, 1)}, r"'expert_bytes': int64 of shape \(47,\), expected 48 integers"),
         ({"expert_bytes": np.zeros(48, int)}, "expert_bytes, entry 0: 0, expected a whole number of bytes above 0"),
-        ({"routes": routes(5, 48, 6, 200)}, r"'experts', row \d, routed layer \d+, slot \d: expert 1\d\d, expected"),
+        ({"routes": routes(5, 48, 6, 200)}, r"'routes', row \d, routed layer \d+, slot \d: expert 1\d\d, expected"),
     ],
 )
 def test_device_record_with_a_fault(change, message, tmp_path):
@@ -64,7 +64,7 @@ def test_gpt_oss_record(tmp_path):
     np.testing.assert_array_equal(trace.experts, ids)
     record["probs"][5, 3, 2] = np.nan
     np.savez(tmp_path / "g.npz", **record)
-    with pytest.raises(InputError, match=r"'gates', row 5, routed layer 3, slot 2: nan"):
+    with pytest.raises(InputError, match=r"'probs', row 5, routed layer 3, slot 2: nan"):
         convert_file(tmp_path / "g.npz", tmp_path / "o.npz")
 
 

@@ -146,11 +146,12 @@ def test_more_slots_than_experts_are_refused_though_none_hides_them(tmp_path, ca
 # --- forms that are not read yet ---
 
 
-def test_left_padding_is_called_so(tmp_path):
-    padded = np.zeros((2, 6, 2, 2), np.int16)
-    padded[0, 2:], padded[1, 1:] = routes(4), routes(5, seed=1)
-    with pytest.raises(InputError, match=r"row 0 \(request 0\): .*padded on the left, as verl's batches are"):
-        converted(tmp_path, routed_experts=padded)
+def test_left_padding_is_dropped_and_said(tmp_path):
+    padded = np.zeros((2, 7, 2, 2), np.int16)
+    padded[0, 2:6], padded[1, 1:6] = routes(4), routes(5, seed=1)
+    trace = converted(tmp_path, routed_experts=padded)
+    np.testing.assert_array_equal(trace.experts, np.concatenate([routes(4), routes(5, seed=1)]))
+    assert "3 filler rows before the first real one" in notes(trace) and "2 filler rows at the end" in notes(trace)
 
 
 def test_flat_routes_are_called_so(tmp_path):
@@ -174,7 +175,7 @@ def archive_of(**members: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (json.dumps({"routed_experts": [[1]]}).encode(), "JSON text, as an engine answers"),
+        (json.dumps({"experts": [[1]]}).encode(), "JSON"),
         (base64.b64encode(routes(4).tobytes()), "base64 text, as an engine answers"),
         (pickle.dumps({"routes": [1]}), "a pickle, as .pt and .pkl files are; pickles are never read"),
         (archive_of(**{"trace/data.pkl": b"", "trace/data/0": b"1"}), "a PyTorch file (.pt)"),

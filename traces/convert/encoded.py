@@ -1,0 +1,107 @@
+"""Routes as engines put them into JSON: lists, the base64 of an .npy, the base64 of bare integers, or an envelope."""
+
+import base64
+import binascii
+import io
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from ground.errors import InputError
+from traces.convert.shapes import Given
+from traces.models.known import builtin_decoder, builtin_models
+
+_BARE = {4: "<i4", 2: "<u2", 1: "u1"}  # SGLang's types by their bytes
+
+
+def decoded(value: Any, where: str, given: Given, *, rows: int | None = None, dtype: str | None = None) -> np.ndarray:
+    """(rows, L, k) integers of one request. Bare integers are shaped by the model and by how many ``rows`` there are.
+
+    Raises InputError.
+    """
+    if isinstance(value, dict):
+        return _enveloped(value, where)
+    if isinstance(value, list):
+        try:
+            array = np.array(value)
+        except ValueError:
+            raise InputError(f"{where}: lists of unequal lengths, expected (rows, layers, k)") from None
+    elif isinstance(value, str):
+        data = _bytes(value, where)
+        if not data.startswith(npy.MAGIC_PREFIX):
+            return _bare(data, where, given, rows, dtype)
+        stream = io.BytesIO(data)
+        try:
+            array = npy.read_array(stream, allow_pickle=False)
+        except (ValueError, EOFError, SyntaxError, TypeError, KeyError) as error:
+            raise InputError(f"{where}: a damaged .npy in base64 ({str(error).splitlines()[0]:.80})") from None
+        if stream.read(1):
+            raise InputError(f"{where}: an .npy in base64 that is longer than its header says")
+    else:
+        raise InputError(f"{where}: {value!r:.40}, expected lists or base64 text")
+    if array.dtype.kind not in "iu" or array.ndim != 3 or not array.size:
+        raise InputError(f"{where}: {array.dtype} of shape {array.shape}, expected integers (rows, layers, k)")
+    return _narrowed(array)
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    """The same ids in 16 bits where lists made them wider."""
+    fits = array.dtype.itemsize > 2 and array.min() >= -(2**15) and array.max() < 2**15
+    return array.astype(np.int16) if fits else array
+
+
+def _bytes(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"{where}: no base64 text ({error})") from None
+
+
+def _enveloped(value: dict[str, Any], where: str) -> np.ndarray:
+    """The integers of an envelope {data, shape, dtype}, as Dynamo sends them."""
+    shape, name = value.get("shape"), value.get("dtype")
+    try:
+        dtype = np.dtype(str(name))
+        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+    except TypeError:
+        whole = False
+    if not whole or dtype.kind not in "iu" or not isinstance(value.get("data"), str):
+        raise InputError(f"{where}: an envelope of shape {shape!s:.40} and dtype {name!s:.20}, expected data, (rows, L, k)")
+    data = _bytes(value["data"], where)
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise InputError(f"{where}: {len(data)} bytes for shape {tuple(shape)} of {dtype}")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _bare(data: bytes, where: str, given: Given, rows: int | None, dtype: str | None) -> np.ndarray:
+    """Integers without a shape, as SGLang sends them: rows x layers x k of the model that fits."""
+    sizes = list(_BARE)
+    if dtype is not None:
+        if dtype not in ("int32", "uint16", "uint8"):
+            raise InputError(f"{where}: routes of dtype {dtype!r:.20}, expected int32, uint16 or uint8")
+        sizes = [np.dtype(dtype).itemsize]
+    fits = set()
+    for layers, k in _shapes(given):
+        for size in sizes:
+            count, rest = divmod(len(data), layers * k * size)
+            if not rest and count and (rows is None or count in (rows, rows + 1)):
+                fits.add((count, layers, k, size))
+    if len(fits) != 1 and rows is not None:  # a model of which both all layers and the routed ones would do is no doubt
+        fits = {fit for fit in fits if fit[0] == rows} or fits
+    if len(fits) != 1:
+        many = f"{len(data)} bytes" + ("" if rows is None else f" for {rows} rows")
+        which = "the shapes of several models" if fits else "no shape of " + (given.model or "a known model")
+        raise InputError(f"{where}: {many} without a shape fit {which}, expected --model, a name or its config.json")
+    ((count, layers, k, size),) = fits
+    return np.frombuffer(data, _BARE[size]).reshape(count, layers, k)
+
+
+def _shapes(given: Given) -> Iterator[tuple[int, int]]:
+    """Layers, of a whole model or routed ones alone, and experts a token that routes may be of."""
+    named = None if given.recorded is None else given.recorded.spec
+    for spec in [named] if given.recorded is not None else map(builtin_decoder, builtin_models()):
+        if spec is not None:
+            yield from {(spec.layers, spec.top_k), (spec.routed_layers, spec.top_k)}

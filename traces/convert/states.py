@@ -1,0 +1,52 @@
+"""Router inputs that a record brings, stored as a capture stores them: projected, in a few bits."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from traces.capture.batches import prefill_level
+from traces.schema import DECODE
+from traces.statistics.embedding_price import Keyed, choose_basis
+from traces.trace import Trace, validate
+
+# The basis is chosen by so many rows, spread evenly: its price is a search of all of them for each layer.
+_TRIED = 2000
+_ROWS = 256
+
+
+def embedded(trace: Trace, states: np.ndarray) -> Trace:
+    """The trace with the embeddings of ``states`` (T, L, H), the router inputs of all of its rows.
+
+    The embedding layer's output, level 0, is zero: engines do not record it.
+    """
+    levels = trace.n_layers + 1
+    tried = trace.decode_rows if len(trace.decode_rows) else np.arange(trace.n_rows)
+    tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), _TRIED)).astype(int)]
+    keyed = Keyed(_levels(states[tried]), trace.experts[tried], (trace.split == "eval")[trace.sequence[tried]])
+    basis, about = choose_basis([keyed], trace.n_experts, None, None, 0)
+    level = prefill_level(trace.n_layers)
+    about |= {"prefill_layer": level, "level_0": "not recorded, zero"}
+    decode, prefill = np.flatnonzero(trace.phase == DECODE), trace.prefill_rows
+    parts = [basis.quantise(_levels(states[some])) for some in _blocks(decode)]
+    early = [basis.quantise(np.asarray(states[some, level - 1]), level) for some in _blocks(prefill)]
+    made = replace(
+        trace,
+        meta=trace.meta | {"embedding": about, "notes": [*trace.meta["notes"], _NOTE]},
+        embeddings=np.concatenate(parts) if parts else np.empty((0, levels, basis.dims), np.int8),
+        prefill_embeddings=np.concatenate(early) if early else np.empty((0, basis.dims), np.int8),
+        embedding_scale=basis.scale,
+    )
+    validate(made)
+    return made
+
+
+_NOTE = "the embedding layer's output is not recorded: level 0 of the embeddings is zero"
+
+
+def _levels(states: np.ndarray) -> np.ndarray:
+    """(n, L+1, H) of (n, L, H): a level of zeros before them."""
+    return np.concatenate([np.zeros_like(states[:, :1]), states], axis=1)
+
+
+def _blocks(rows: np.ndarray) -> list[np.ndarray]:
+    return [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]

@@ -1,0 +1,166 @@
+"""What a PyTorch file (.pt) holds, without torch and without running anything that the file says.
+
+Such a file is a zip of a pickle and of the tensors' bytes. The pickle may name only what is listed here: tensors, NumPy
+arrays and plain containers. Everything else is refused by name.
+"""
+
+import collections
+import io
+import mmap
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+
+_STORAGES = {
+    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "LongStorage": "<i8", "IntStorage": "<i4",
+    "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?", "BFloat16Storage": "bf16",
+    "UntypedStorage": "u1",
+}  # fmt: skip
+_UNTYPED = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}  # of storages without a type of their own
+_NAME = "array"  # a name that says nothing more
+_STORED = 30  # bytes of a zip member's own header before its name
+
+
+def read_torch(path: Path) -> Any:
+    """The object of a .pt file, its tensors as read-only arrays mapped from the file (bfloat16 as float32).
+
+    Raises InputError for objects of other kinds, and whatever zipfile, pickle and NumPy raise on damaged bytes.
+    """
+    with path.open("rb") as handle, zipfile.ZipFile(handle) as archive:
+        (pickled,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+        folder = pickled.removesuffix("data.pkl")
+        if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
+            raise InputError("a PyTorch file of big-endian tensors, expected little-endian ones")
+        for member in archive.infolist():  # read once, so that its checksum is tried
+            with archive.open(member) as stream:
+                while stream.read(2**20):
+                    pass
+        mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        return _whole(_Plain(io.BytesIO(archive.read(pickled)), archive, folder, mapped).load())
+
+
+class _Storage:
+    """The type of a tensor's bytes, as the pickle names it."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles tensors, arrays and plain containers."""
+
+    def __init__(self, stream: io.BytesIO, archive: zipfile.ZipFile, folder: str, mapped: mmap.mmap) -> None:
+        super().__init__(stream)
+        self._archive, self._folder, self._mapped = archive, folder, mapped
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What the pickle may name."""
+        if module in ("torch", "torch.storage") and name in _STORAGES:
+            return _Storage(_STORAGES[name])
+        if module == "torch" and name in _UNTYPED:
+            return _Storage(_UNTYPED[name])
+        known = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
+            ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+            ("torch", "Size"): tuple,
+            ("builtins", "set"): set,
+            ("__builtin__", "set"): set,
+            ("numpy", "ndarray"): _NAME,
+            ("numpy", "dtype"): _Dtype,
+            ("numpy._core.multiarray", "_reconstruct"): _Array,
+            ("numpy.core.multiarray", "_reconstruct"): _Array,
+            ("numpy._core.multiarray", "scalar"): _scalar,
+            ("numpy.core.multiarray", "scalar"): _scalar,
+            ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+            ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+            ("_codecs", "encode"): _encode,
+        }
+        if (module, name) not in known:
+            raise InputError(
+                f"holds {module}.{name}, expected tensors, arrays and plain containers: save those alone by torch.save"
+            )
+        return known[module, name]
+
+    def persistent_load(self, pid: Any) -> np.ndarray:
+        """The elements of a storage, mapped from the file."""
+        kind, storage, key, _, count = pid
+        if kind != "storage" or not isinstance(storage, _Storage):
+            raise InputError(f"holds {kind!r:.40}, expected tensors")
+        member = self._archive.getinfo(f"{self._folder}data/{key}")
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise InputError("its tensors are compressed, expected a file of torch.save")
+        at = member.header_offset
+        at += _STORED + int.from_bytes(self._mapped[at + 26 : at + 28], "little")
+        at += int.from_bytes(self._mapped[member.header_offset + 28 : member.header_offset + 30], "little")
+        half = storage.dtype == "bf16"
+        elements = np.frombuffer(self._mapped, "<u2" if half else storage.dtype, count, at)
+        if elements.nbytes > member.file_size:
+            raise InputError(f"a tensor of {elements.nbytes} bytes in {member.file_size}")
+        return (elements.astype("<u4") << 16).view("<f4") if half else elements
+
+
+def _tensor(storage: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> np.ndarray:
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else offset
+    if offset < 0 or any(s < 0 for s in stride) or any(n < 0 for n in size) or (all(size) and last >= len(storage)):
+        raise InputError(f"a tensor of shape {size} in {len(storage)} elements")
+    whole = storage[offset:]
+    return np.lib.stride_tricks.as_strided(whole, size, tuple(s * storage.itemsize for s in stride), writeable=False)
+
+
+def _typed_tensor(
+    storage: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], gradient: Any, hooks: Any,
+    kind: _Storage, *_: Any,
+) -> np.ndarray:  # fmt: skip
+    return _tensor(storage.view(kind.dtype), offset, size, stride)
+
+
+class _Dtype:
+    """The type of a NumPy array's elements; only its name and its byte order are taken."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        self.dtype = np.dtype(str(name))
+        if self.dtype.kind not in "biufSU":
+            raise InputError(f"holds an array of {self.dtype}, expected numbers")
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """A NumPy array whose elements come with its state."""
+
+    def __init__(self, *_: Any) -> None:
+        self.array = np.empty(0)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_column, data = state
+        self.array = _from_buffer(data, kind, shape, "F" if by_column else "C")
+
+
+def _whole(value: Any) -> Any:
+    """The object with arrays in the place of what stood for them."""
+    if isinstance(value, _Array):
+        return value.array
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    return type(value)(map(_whole, value)) if isinstance(value, list | tuple) else value
+
+
+def _from_buffer(data: Any, kind: _Dtype, shape: tuple[int, ...], order: str, *_: Any) -> np.ndarray:
+    return np.frombuffer(data, kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+
+
+def _scalar(kind: _Dtype, data: Any) -> Any:
+    return np.frombuffer(data, kind.dtype, 1)[0].item()
+
+
+def _encode(text: str, code: str = "latin1") -> bytes:
+    return text.encode(code)
