@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from analysis.bootstrap import shares
 from analysis.runs import Design, Replayed, scene_at
 from sim.plan import Discipline
 from sim.policies.named import NamedPolicy
+from sim.report.shares import shares
 from sim.run.prepared import prepare, settle_for
 from sim.run.terms import TooSmallError
 

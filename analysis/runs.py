@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis.bootstrap import Shares, shares
 from ground.progress import Watch
 from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report, ratio
+from sim.report.shares import Shares, shares
 from sim.run.prepared import prepare
 from sim.run.scene import Scene, SceneOptions, scene_of
 from sim.run.terms import TooSmallError

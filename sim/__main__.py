@@ -30,6 +30,7 @@ from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
 from sim.run.scene import Scene, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
+from sim.sweep.command import sweep
 from traces.arrays import shown as shown_path
 
 app = command_line(
@@ -245,6 +246,9 @@ def software(
     if toml:
         return _print_file(name, json, software_text, PredictionCosts.parse)
     _list(name, json, (software_table, software_json), (software_table, costs_json))
+
+
+app.command(sweep)
 
 
 @app.command

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
+from weakref import WeakKeyDictionary
 from zipfile import BadZipFile
 
 import numpy as np
@@ -87,7 +88,7 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str:
     about = {
         "run": dict(run),
         "policy": f"{kind.__module__}:{kind.__qualname__}",
-        "source": _source_digest(kind),
+        "source": source_digest(kind),
         "parameters": policy.parameters,
         "setting": {name: value for name, value in depends.items() if name not in kind.ignores},
     }
@@ -96,6 +97,16 @@ def _key(policy: Policy, setting: Setting, run: Mapping[str, Any]) -> str:
 
 def _content_digest(trace: Trace) -> str:
     """Digest of what a policy may read of ``trace``: a part of a file carries the hash of the whole file."""
+    if trace not in _DIGESTS:
+        _DIGESTS[trace] = _digested(trace)
+    return _DIGESTS[trace]
+
+
+_DIGESTS: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
+"""Digests of the traces that are there: many runs learn from the same."""
+
+
+def _digested(trace: Trace) -> str:
     digest = hashlib.sha256(json.dumps(trace.meta, sort_keys=True).encode())
     for field in fields(trace):
         if isinstance(array := getattr(trace, field.name), np.ndarray):
@@ -104,7 +115,7 @@ def _content_digest(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _source_digest(kind: type[Policy]) -> str:
+def source_digest(kind: type[Policy]) -> str:
     """Digest of the files in which the class and its bases are written."""
     digest = hashlib.sha256()
     for name in sorted({base.__module__ for base in kind.__mro__}):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from analysis.bootstrap import Ratio, Shares, compared, mean_ratio, shares
+from analysis.bootstrap import Ratio, compared, mean_ratio
 from ground.errors import InputError
 from sim.log import MISS
+from sim.report.shares import Shares, shares
 from sim.run.simpy_engine import Run
 from tests.support.worlds import World, worlds
 from traces.schema import DECODE

@@ -1,0 +1,148 @@
+"""What a sweep answers: the fastest designs within its limits, those that nobody beats in all, and what was not run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappush, heapreplace
+from itertools import count
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ground.text import as_is
+from sim.report.tables import number, percent
+
+SHOWN = 10
+GOALS = {"tokens_per_s": True, "gpu_needed_bytes": False, "ttft_mean_ms": False, "tpot_p99_ms": False}
+"""What a front is over: columns, and whether more is better."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass
+class Answer:
+    """What stands out among the rows, gathered in one pass.
+
+    Attributes:
+        counts: rows by status.
+        reasons: why rows are not ok, and how many.
+        within: rows that are ok, no reference and within the limits.
+        fastest: the fastest of these, at most `SHOWN`, the fastest first.
+        front: those of them that no other beats in one of `GOALS` without being beaten in another.
+        fastest_reference: the fastest reference, whatever its limits.
+    """
+
+    counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "refused": 0, "failed": 0})
+    reasons: dict[str, int] = field(default_factory=dict)
+    within: int = 0
+    fastest: list[Record] = field(default_factory=list)
+    front: list[Record] = field(default_factory=list)
+    fastest_reference: Record | None = None
+
+    @property
+    def designs(self) -> int:
+        """All rows."""
+        return sum(self.counts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """It as plain data; of the front the identities."""
+        return {
+            "designs": self.designs, "counts": self.counts, "reasons": self.reasons, "within_limits": self.within,
+            "fastest": [dict(record) for record in self.fastest],
+            "front": [record["identity"] for record in self.front],
+        }  # fmt: skip
+
+
+def answer(records: Iterable[Record], limits: Mapping[str, float]) -> Answer:
+    """Go through the rows of a table. ``limits``: the most that a column may be, by its name."""
+    found = Answer()
+    best: list[tuple[float, int, Record]] = []
+    turn = count(0, -1)  # of equally fast designs the first one stays
+    for record in records:
+        found.counts[record["status"]] += 1
+        if record["status"] != "ok":
+            found.reasons[record["reason"]] = found.reasons.get(record["reason"], 0) + 1
+        elif record["tokens_per_s"] is None:
+            continue
+        elif record["reference"]:
+            if found.fastest_reference is None or record["tokens_per_s"] > found.fastest_reference["tokens_per_s"]:
+                found.fastest_reference = record
+        elif _within(record, limits):
+            found.within += 1
+            entry = (record["tokens_per_s"], next(turn), record)
+            if len(best) < SHOWN:
+                heappush(best, entry)
+            elif entry[:2] > best[0][:2]:
+                heapreplace(best, entry)
+            found.front = _with(found.front, record)
+    found.fastest = [record for *_, record in sorted(best, key=lambda entry: entry[:2], reverse=True)]
+    return found
+
+
+def _within(record: Record, limits: Mapping[str, float]) -> bool:
+    return all(record[name] is not None and record[name] <= most for name, most in limits.items())
+
+
+def _with(front: list[Record], record: Record) -> list[Record]:
+    """The front with one more row: nothing if some row of it is as good in all, else without those that are worse."""
+    mine = _worth(record)
+    if any(all(a >= b for a, b in zip(_worth(other), mine, strict=True)) for other in front):
+        return front
+    stay = [other for other in front if any(a > b for a, b in zip(_worth(other), mine, strict=True))]
+    return [*stay, record]
+
+
+def _worth(record: Record) -> tuple[float, ...]:
+    """What a row is worth by each goal: more is better."""
+    return tuple(
+        float("-inf") if record[name] is None else float(record[name]) * (1 if more else -1)
+        for name, more in GOALS.items()
+    )
+
+
+def answer_view(found: Answer, names: Sequence[str], limits: Mapping[str, float]) -> RenderableType:
+    """The answer for a person: ``names`` are the fields that vary."""
+    within = ", ".join(f"{name} at most {most:g}" for name, most in limits.items())
+    fastest = Table(title=f"the fastest designs{f' with {within}' if within else ''}", title_justify="left")
+    for name in names:
+        fastest.add_column(as_is(name), style="bold", overflow="fold")
+    for heading in ("tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB"):
+        fastest.add_column(heading, justify="right")
+    for record in found.fastest:
+        low, high = record["tokens_per_s_low"], record["tokens_per_s_high"]
+        fastest.add_row(
+            *(as_is(_short(record.get(name))) for name in names),
+            number(record["tokens_per_s"], 3), "–" if low is None else f"{number(low)} to {number(high)}",
+            number(record["bound_tokens_per_s"], 3), percent(record["efficiency_ratio"]),
+            number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
+            number(record["gpu_needed_bytes"] / 2**30, 1) + ("" if record["gpu_memory_is_enough"] else " !"),
+        )  # fmt: skip
+    parts: list[RenderableType] = [Text(_summary(found), style="bold")]
+    parts += [fastest] if found.fastest else [Text("no design is within the limits")]
+    if any(not record["gpu_memory_is_enough"] for record in found.fastest):
+        parts.append(Text("! more than the card's memory", style="yellow"))
+    if best := found.fastest_reference:
+        own = ", ".join(_short(best.get(name)) for name in names)
+        speed = number(best["tokens_per_s"], 3)
+        parts.append(Text(f"fastest reference, no system of equal means: {speed} tokens/s ({own})", style="dim"))
+    if found.front:
+        beaten = "beaten by none in speed, GPU memory, TTFT and TPOT p99 at once"
+        parts.append(Text(f"{len(found.front)} designs are {beaten}"))
+    most = sorted(found.reasons.items(), key=lambda entry: -entry[1])
+    parts += [Text(f"{number:,} not run: {reason}", style="yellow") for reason, number in most[:5]]
+    if len(most) > 5:
+        parts.append(Text(f"and {len(most) - 5:,} other reasons, in the table", style="yellow"))
+    return Group(*parts)
+
+
+def _short(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _summary(found: Answer) -> str:
+    counts = found.counts
+    parts = [f"{found.designs:,} designs: {counts['ok']:,} run"]
+    parts += [f"{counts['refused']:,} cannot be run"] if counts["refused"] else []
+    parts += [f"{counts['failed']:,} failed"] if counts["failed"] else []
+    return ", ".join(parts)

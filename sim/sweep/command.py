@@ -1,0 +1,82 @@
+"""``python -m sim sweep``: one replay for each of many designs."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from ground.command_line import Help
+from ground.errors import InputError
+from ground.files import keep_apart
+from ground.output import show, written
+from ground.progress import say
+from ground.text import printable
+from ground.whole_number import WholeNumber
+from sim.sweep.spec import MOST_DESIGNS, Spec, load_spec, with_axes
+
+_Json = Annotated[str | None, Help("write the answer as JSON here, - is standard output", allow_leading_hyphen=True)]
+
+
+def sweep(
+    what: Annotated[Path | None, Help("a sweep file, .toml, or the trace to replay, .npz")] = None,
+    /,
+    *,
+    output: Annotated[
+        Path | None, Help("the folder of log and table; a sweep that is there goes on", "--output", "-o")
+    ] = None,
+    vary: Annotated[
+        list[str] | None, Help("axes, each field=values: cache=10%:90%:10% policy=lru,domoe batch=1:8:x2")
+    ] = None,
+    workers: Annotated[WholeNumber | None, Help("processes; default: as many as there are processors")] = None,
+    dry_run: Annotated[bool, Help("say how many designs there are and about how long they take; run none")] = False,
+    json: _Json = None,
+) -> None:
+    r"""Replay many designs, each a row of a table: which policy, how many slots, which card.
+
+    A design is one value for each axis. Rows are kept as they come, so a sweep that was interrupted goes on where it
+    ended. How sweep files are written: docs/sweep.md. For example:
+
+    ```
+    python -m sim sweep traces/mixtral_law.npz -o out \
+        --vary cache=10%:90%:10% policy=lru,domoe
+    python -m sim sweep analysis/regimes.toml -o regimes --dry-run
+    ```
+    """
+    from sim.sweep.answer import answer, answer_view
+    from sim.sweep.log import Log
+    from sim.sweep.run import carry_out
+    from sim.sweep.table import CSV, PARQUET, check, records, write_table
+    from sim.sweep.workers import run_local
+
+    spec = _spec(what, vary or [])
+    space = spec.space
+    designs = space.grid(MOST_DESIGNS) if spec.method == "grid" else space.random(spec.designs or 0, spec.seed)
+    processes = _processors() if workers is None else workers
+    if processes < 1:
+        raise InputError(f"--workers: {processes}; give at least 1")
+    if output is None:
+        raise InputError("-o: expected the folder for log and table")
+    keep_apart([what], {"--json": json}, folders={"-o": (output, [PARQUET, CSV])})
+    check()
+    with Log(output) as log, written(json) as write:
+        if log.torn:
+            say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
+        every = carry_out(designs, log, lambda batches: run_local(batches, processes))
+        write_table(log, every)
+        found = answer(records(log, every), spec.limits.columns)
+        names = [name for axis in space.axes for name in axis.names]
+        show(answer_view(found, names, spec.limits.columns), json)
+        write(found.to_json())
+    say(f"{printable(output / PARQUET)} and {CSV}: a row a design")
+    if failed := found.counts["failed"]:
+        raise InputError(f"{failed:,} of {found.designs:,} designs failed; the same command tries them again")
+
+
+def _spec(what: Path | None, vary: list[str]) -> Spec:
+    """The sweep file, or an empty one for a trace; with the axes that were typed."""
+    named = what is not None and what.suffix == ".toml"
+    spec = load_spec(what) if named and what is not None else Spec()
+    return with_axes(spec, None if named or what is None else str(what), vary)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,88 @@
+"""One design executed, as a row. What designs share (traces, costs of steps, bounds) is kept from one to the next."""
+
+import time
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from ground.errors import InputError
+from sim.report.metrics import Report
+from sim.report.shares import shares
+from sim.run.cache_size import parse_capacity
+from sim.run.faults import SimulationError
+from sim.run.replay_options import ReplayOptions
+from sim.run.scene import Scene, load_traces, scene_of
+from sim.sweep.design import Changes, Design, hardware_of, software_of
+from sim.sweep.identity import identity
+from sim.sweep.intervals import interval
+from sim.sweep.row import Row, figures
+
+_load = lru_cache(maxsize=4)(load_traces)
+
+
+def run_design(design: Design, key: str) -> Row:
+    """Replay ``design``, which is called ``key``. Never raises: whatever goes wrong is in the row."""
+    begin = time.perf_counter()
+    try:
+        row = _replayed(design, key)
+    except (InputError, OSError) as wrong:
+        row = Row(key, "refused", _line(wrong))
+    except MemoryError as wrong:
+        row = Row(key, "failed", _line(f"out of memory {wrong}"))
+    except SimulationError as wrong:
+        row = Row(key, "failed", _line(wrong))
+    except Exception as wrong:  # a defect, which is no reason to lose the other designs
+        row = Row(key, "failed", _line(f"{type(wrong).__name__}: {wrong}"))
+    return replace(row, seconds=round(time.perf_counter() - begin, 4))
+
+
+def _line(wrong: object) -> str:
+    return " ".join(str(wrong).split())
+
+
+def _replayed(design: Design, key: str) -> Row:
+    if identity(design) != key:
+        return Row(key, "failed", "a file or the code has changed since the sweep began, or differs on this machine")
+    here = scene_at(design)
+    report, parts = _report(design, here)
+    low, high = interval(parts)
+    speed = {"tokens_per_s": report.tokens_per_s, "tokens_per_s_low": low, "tokens_per_s_high": high}
+    return Row(key, "ok", values=speed | figures(report, here), sequences=parts)
+
+
+def _report(design: Design, here: Scene) -> tuple[Report, dict[str, list[int]] | None]:
+    """The report of a design, and what each sequence had of it."""
+    options, policy = design.options, design.policy
+    if options.cold:
+        return options.replay(here, policy), None
+    run = options.prepare(here, policy)
+    done = run.execute(engine=options.engine)
+    one_at_a_time = bool((np.diff(here.work.schedule.offsets)[here.work.schedule.phase == 1] == 1).all())
+    found = shares(here.trace, here.work, done.log) if one_at_a_time else None
+    parts = None if found is None else {"tokens": found.tokens.tolist(), "ns": found.ns.tolist()}
+    return run.simulated(done), parts
+
+
+def scene_at(design: Design) -> Scene:
+    """The scene of a design. Raises as `sim.run.scene.scene_of` does."""
+    return _scene(design.options, design.learns, design.changes("hardware"), design.changes("software"))
+
+
+@lru_cache(maxsize=64)
+def _scene(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes) -> Scene:
+    """A scene of its own size, with its bounds; all else is shared with scenes of other sizes."""
+    place = _place(replace(options, cache="100%", seed=min(options.seed, 0), **_of_the_run), learns, hardware, software)
+    budget = parse_capacity(options.cache, place.model.expert_bytes, place.model.experts)
+    return replace(place, budget=budget, seed=options.seed)
+
+
+_of_the_run = {name: getattr(ReplayOptions(), name) for name in ("mix", "discipline", "chunks", "engine", "cold")}
+"""Options of a run rather than of its scene, as they are by default."""
+
+
+@lru_cache(maxsize=6)
+def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes) -> Scene:
+    machine = hardware_of(options.hardware, hardware)
+    costs = software_of(options.software, software, options.hardware, hardware)
+    return scene_of(options, learns=learns, load=_load, hardware=machine, software=costs)

@@ -1,0 +1,54 @@
+"""Designs put together for workers: those that share a plan go to one worker, one after another."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ground.errors import InputError
+from sim.policies import policy_class
+from sim.sweep.design import Design
+
+BATCH = 12
+"""Designs of a batch, at most: few, so that workers end at about the same time."""
+_APART = frozenset({"cache", "discipline", "chunks"})
+"""Fields in which designs may differ and share a plan, if their policy says so."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A design to be run, and its identity."""
+
+    key: str
+    design: Design
+
+
+Batch = tuple[Task, ...]
+
+
+def batches(tasks: Iterable[Task]) -> list[Batch]:
+    """The tasks in batches, each of designs that may share a plan.
+
+    First come those whose plan takes long, and the first batch of every plan before the second of any: so no plan is
+    made by two workers at once as long as there are others to make.
+    """
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        shared = {name: value for name, value in task.design.fields.items() if name not in _APART}
+        groups.setdefault(repr(shared), []).append(task)
+    found: list[tuple[tuple[int, bool], Batch]] = []
+    for group in groups.values():
+        quick = not _takes_long(group[0].design)
+        for turn, begin in enumerate(range(0, len(group), BATCH)):
+            found.append(((turn, quick), tuple(group[begin : begin + BATCH])))
+    return [batch for _, batch in sorted(found, key=lambda entry: entry[0])]
+
+
+def _takes_long(design: Design) -> bool:
+    try:
+        return policy_class(design.policy.name).keeps_plan
+    except InputError:
+        return False
+
+
+def singles(tasks: Sequence[Task]) -> list[Batch]:
+    """Each task by itself."""
+    return [(task,) for task in tasks]
