@@ -150,7 +150,8 @@ def _check_makeable(folder: Path, name: str) -> None:
     """Raise InputError unless ``folder`` is there, or can be made, and takes files."""
     there = _first_there(folder)
     if not there.is_dir():
-        raise InputError(f"{name}: {'is' if there == folder else f'{there} is'} a file; expected a folder")
+        what = "a file" if there.exists() else "a link to what is not there"
+        raise InputError(f"{name}: {'is' if there == folder else f'{there} is'} {what}; expected a folder")
     _check_room(there, name)
 
 

@@ -30,15 +30,11 @@ def written(target: str | None) -> Iterator[Callable[[object], None]]:
         yield lambda data: print(json.dumps(data, indent=1, allow_nan=False))
     else:
         with atomic_path(target) as part:
-            yield lambda data: _write(part, target, data)
+            yield lambda data: _write(part, data)
 
 
-def _write(path: Path, target: str, data: object) -> None:
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:  # a full disk does not say whose file it could not hold
-        raise type(error)(error.errno, error.strerror, target) from error
+def _write(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 class _Inert(Console):

@@ -115,7 +115,7 @@ def test_names_of_no_file_none_standard_output_and_devices_are_apart(files):
         ("record.npz", "-o record.npz: is a file; expected a folder"),
         ("record.npz/new", "-o record.npz/new: record.npz is a file; expected a folder"),
         ("/proc/new", "-o /proc/new: the folder /proc may not be written"),
-        ("gone", "-o gone: is a file"),
+        ("gone", "-o gone: is a link to what is not there; expected a folder"),
         ("far", "-o far/trace.npz: is what --json names too"),
     ],
 )
