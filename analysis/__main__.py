@@ -107,6 +107,9 @@ def report(
     other_seed: Annotated[list[Path] | None, Help("traces of a second training seed: headline ratios again")] = None,
     large: Annotated[list[Path] | None, Help("traces with longer profiles, for the table sizes")] = None,
     routes: Annotated[list[Path] | None, Help("published routes of real models, or a folder of them")] = None,
+    trainings: Annotated[
+        list[Path] | None, Help("folders of traces, each of one training, for what the separation of domains does")
+    ] = None,
     only: Annotated[list[str] | None, Help("experiments to measure again; the others keep their data")] = None,
     show: Annotated[bool, Help("measure nothing: write the pages from the data that is there")] = False,
     options: ExperimentOptions = _USUAL,
@@ -123,9 +126,9 @@ def report(
     python -m analysis report domoe -o docs/results --show
     ```
     """
-    own = [*(other_seed or []), *(large or []), *(routes or [])]
+    own = [*(other_seed or []), *(large or []), *(routes or []), *(trainings or [])]
     options.keep_apart({}, more=own, folders={"-o": (output, pages.files_of(name))})
-    inputs = ReportInputs(options, other_seed, large, routes)
+    inputs = ReportInputs(options, other_seed, large, routes, trainings)
     print(pages.report(name, output, inputs, [] if show else only))
 
 

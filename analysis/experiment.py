@@ -25,6 +25,7 @@ class ReportInputs:
     other_seed: Sequence[Path] | None = None
     large: Sequence[Path] | None = None
     routes: Sequence[Path] | None = None
+    trainings: Sequence[Path] | None = None
 
 
 @dataclass(frozen=True)
