@@ -91,6 +91,22 @@ def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int) -
     assert sorted(used + free) == list(range(run.cache.n_slots))
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_plan_says_whether_its_decisions_stand_before_the_look_up(before: bool, monkeypatch) -> None:
+    world = real_world(make_trace(np.array([[[0], [1]]] * 2), n_experts=2), slots=2)
+    happened: list[str] = []
+
+    def noted(what: str, method: Any) -> Any:
+        return lambda *given, **more: (happened.append(what), method(*given, **more))[1]
+
+    monkeypatch.setattr(RealRun, "_ask", noted("asked", RealRun._ask))
+    monkeypatch.setattr(RealRun, "_begin_call", noted("looked up", RealRun._begin_call))
+    prediction = Prediction(np.array([1, 4]), np.array([1000, 0]), before_demands=before)
+    run_on_cpu(world, Plan(prediction=prediction))
+    decided, other = ["asked", "looked up"] if before else ["looked up", "asked"], ["looked up"]
+    assert happened == (decided + other) * 2
+
+
 @pytest.mark.parametrize("at_once", [1, 5, 64])
 def test_requests_that_are_put_off_are_made_before_the_next_look_up(at_once: int, monkeypatch) -> None:
     monkeypatch.setattr("realrun.engine.loop.REQUESTS_AT_ONCE", at_once)
