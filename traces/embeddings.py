@@ -13,11 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ground.errors import InputError
 from ground.files import atomic_path
+from traces.array_library import beside, library, numbers, on_host
 from traces.arrays import read_arrays
 
 STRONG = 8  # directions kept unturned, in 8 bits
@@ -49,13 +51,18 @@ class Basis:
         parts = (np.ascontiguousarray(array, "<f4").tobytes() for array in (self.vectors, self.scale))
         return hashlib.sha256(b"".join(parts) + bytes([self.bits])).hexdigest()
 
-    def quantise(self, states: np.ndarray, level: int | None = None) -> np.ndarray:
-        """States (n, L+1, H), or (n, H) of one level, as int8 of the same leading shape and D columns."""
-        scale = self.scale[:, None] if level is None else self.scale[level]
-        stored = np.empty((*states.shape[:-1], self.dims), np.int8)
+    def quantise(self, states: Any, level: int | None = None) -> np.ndarray:
+        """States (n, L+1, H), or (n, H) of one level, as int8 of the same leading shape and D columns.
+
+        They are worked on where they lie: NumPy arrays, or tensors.
+        """
+        xp, stored = library(states), np.empty((*states.shape[:-1], self.dims), np.int8)
+        scale = self.scale[:, None] if level is None else self.scale[level : level + 1]
+        vectors, scale, limits = (beside(one, states) for one in (self.vectors, scale, self.limits))
         for start in range(0, len(states), _ROWS):
-            projected = np.asarray(states[start : start + _ROWS], np.float32) @ self.vectors
-            stored[start : start + _ROWS] = np.clip(np.rint(projected / scale), -self.limits, self.limits)
+            projected = numbers(states[start : start + _ROWS]) @ vectors
+            whole = xp.clip(xp.round(projected / scale), -limits, limits)
+            stored[start : start + _ROWS] = on_host(numbers(whole, "int8"))
         return stored
 
     def save(self, path: str | Path) -> None:
@@ -91,7 +98,7 @@ def check_size(dims: int, bits: int, hidden: int) -> None:
         raise InputError(f"embedding {dims}x{bits}: dims lie in 2..{hidden}, bits in 2..8")
 
 
-def fit(states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
+def fit(states: Sequence[Any], dims: int, bits: int, seed: int = 0) -> Basis:
     """The basis of a model from the states (n, L+1, H) of one or more texts.
 
     A function of its arguments. Raises InputError if dims is not in 2..H, bits not in 2..8, or a state is not finite.
@@ -101,33 +108,34 @@ def fit(states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Ba
     return narrowed(directions, states, dims, bits, seed)
 
 
-def principal_directions(states: Sequence[np.ndarray]) -> np.ndarray:
+def principal_directions(states: Sequence[Any]) -> np.ndarray:
     """(H, H) float32, columns by falling energy of the states after each is brought to length 1."""
-    hidden = states[0].shape[2]
-    moment = np.zeros((hidden, hidden))
+    hidden, xp = states[0].shape[2], library(states[0])
+    moment = beside(np.zeros((hidden, hidden)), states[0])
     for block in _sampled(states):
         flat = block.reshape(-1, hidden)
-        if not np.isfinite(flat).all():
+        if not bool(xp.isfinite(flat).all()):
             raise InputError("a captured state holds a value that is not finite")
-        length = np.linalg.norm(flat, axis=1, keepdims=True)
-        unit = np.divide(flat, length, out=np.zeros_like(flat), where=length > 0)
+        length = xp.linalg.norm(flat, axis=1, keepdims=True)
+        unit = flat / xp.where(length > 0, length, 1)
         moment += unit.T @ unit
-    vectors = np.linalg.eigh(moment)[1][:, ::-1]
+    vectors = on_host(xp.linalg.eigh(moment)[1])[:, ::-1]
     return np.ascontiguousarray(vectors, np.float32)
 
 
-def narrowed(directions: np.ndarray, states: Sequence[np.ndarray], dims: int, bits: int, seed: int = 0) -> Basis:
+def narrowed(directions: np.ndarray, states: Sequence[Any], dims: int, bits: int, seed: int = 0) -> Basis:
     """The basis of the first ``dims`` directions, rotated, with the scales that suit ``states``."""
     vectors = np.array(directions[:, :dims], np.float32)
     weak = min(STRONG, dims - 1)  # the first turned direction; the last one stands for all if there are few
     turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((dims - weak, dims - weak)))[0]
     vectors[:, weak:] = vectors[:, weak:] @ turn
-    levels = states[0].shape[1]
+    levels, xp = states[0].shape[1], library(states[0])
     total, peak, count = np.zeros(levels), np.zeros(levels), 0
+    turned = beside(vectors, states[0])
     for block in _sampled(states):
-        projected = block @ vectors
-        total += np.square(projected[:, :, weak:], dtype=np.float64).mean(axis=2).sum(axis=0)
-        peak = np.maximum(peak, np.abs(projected[:, :, :weak]).max(axis=(0, 2)))
+        projected = block @ turned
+        total += on_host((numbers(projected[:, :, weak:], "float64") ** 2).mean(axis=2).sum(axis=0))
+        peak = np.maximum(peak, on_host(xp.amax(abs(projected[:, :, :weak]), axis=(0, 2))))
         count += len(block)
     # The strong directions must not be cut off for the sake of a fine step: their largest value fits in 8 bits.
     scale = np.maximum(np.sqrt(total / count) * best_step(largest(bits)), peak / 127)
@@ -175,10 +183,8 @@ def _density(x: float) -> float:
     return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
-def _sampled(states: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _sampled(states: Sequence[Any]) -> list[Any]:
     """At most _FIT_ROWS rows, spread evenly, in blocks that fit in memory."""
     every = max(1, math.ceil(sum(len(array) for array in states) / _FIT_ROWS))
     rows = [array[::every] for array in states]
-    return [
-        np.asarray(array[start : start + _ROWS], np.float32) for array in rows for start in range(0, len(array), _ROWS)
-    ]
+    return [numbers(array[start : start + _ROWS]) for array in rows for start in range(0, len(array), _ROWS)]

@@ -8,6 +8,7 @@ ever in memory.
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,8 @@ def capture(
     texts = [read_domain(corpora, domain, options.seed) for domain in domains]
     targets = _targets(Path(output), domains)
     traces = _record(model_dir, texts, targets[0].parent, options)
-    return [path for found, target in zip(traces, targets, strict=True) for path in _save(found, target)]
+    with ThreadPoolExecutor() as pool:  # compressing is most of it, and lets other threads run
+        return [path for paths in pool.map(_save, traces, targets) for path in paths]
 
 
 def capture_prompts(
@@ -144,14 +146,9 @@ def _record(
         run = DomainRun(found, tokenizer, options.amount, options.decoding, options.template)
         captured = [run.domain(text) for text in texts]
         mains = [one[main] for one in captured]
-        experts = int(mains[0].arrays["probs"].shape[2])
-        about: dict[str, Any] = {}
-        if wanted != "none" and any(one.decode.any() for one in mains):
-            size = None if isinstance(wanted, str) else wanted
-            basis, about = choose_basis([one.keyed() for one in mains], experts, size, basis, options.seed)
-            about["prefill_layer"] = prefill_level(len(mains[0].layers))
-            if not place.exists():
-                basis.save(place)
+        basis, about = settled_basis(mains, wanted, basis, options.seed)
+        if basis and about and not place.exists():
+            basis.save(place)
         traces: list[dict[str, Trace]] = []
         for one in captured:
             traces.append({})
@@ -159,8 +156,22 @@ def _record(
                 whole = trace_of_domain(rows, common[part], basis if part == main and about else None, about)
                 traces[-1][part] = whole if options.probs is None else keep_largest(whole, options.probs)
         if options.statistics_path:
-            _write_statistics(Path(options.statistics_path), mains, experts, traces[0][main].meta, about)
+            _write_statistics(Path(options.statistics_path), mains, traces[0][main].meta, about)
     return traces
+
+
+def settled_basis(
+    mains: Sequence[DomainRows], wanted: str | tuple[int, int], basis: Basis | None, seed: int
+) -> tuple[Basis | None, dict[str, Any]]:
+    """The basis that the states of captured texts are stored with, and what a trace's meta says of it.
+
+    That is empty, and nothing is stored, where ``wanted`` is ``none`` or no token was decoded.
+    """
+    if wanted == "none" or not any(one.decode.any() for one in mains):
+        return basis, {}
+    size = None if isinstance(wanted, str) else wanted
+    basis, about = choose_basis([one.keyed() for one in mains], mains[0].experts, size, basis, seed)
+    return basis, about | {"prefill_layer": prefill_level(len(mains[0].layers))}
 
 
 def _meta(about_model: Mapping[str, Any], recorder: Recorder, options: CaptureOptions) -> dict[str, Any]:
@@ -201,7 +212,7 @@ def trace_of_domain(one: DomainRows, common: Mapping[str, Any], basis: Basis | N
     dropped = int((one.arrays["experts"] < 0).sum())
     if dropped:
         notes.append(f"{dropped} of {one.arrays['experts'].size} ids are -1: their expert had no room for the token")
-    shape = {"experts": int(one.arrays["probs"].shape[2]), "top_k": int(one.arrays["experts"].shape[2])}
+    shape = {"experts": one.experts, "top_k": int(one.arrays["experts"].shape[2])}
     meta = {
         **common,
         "model": named_by_shape(common["model"] | shape, len(one.layers)),
@@ -255,11 +266,13 @@ def _decoding(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _write_statistics(
-    path: Path, captured: Sequence[DomainRows], experts: int, common: Mapping[str, Any], about: Mapping[str, Any]
+    path: Path, captured: Sequence[DomainRows], common: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:
     """Routing statistics as JSON, and as tables for a person."""
     result = routing.statistics(
-        {one.domain: one.keyed() for one in captured}, {one.domain: one.previous() for one in captured}, experts
+        {one.domain: one.keyed() for one in captured},
+        {one.domain: one.previous() for one in captured},
+        captured[0].experts,
     )
     passed = routing.show(result, Console(stderr=True))
     whole = {

@@ -3,6 +3,7 @@
 import lzma
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from traces.array_library import beside
 from traces.embeddings import Basis, fit, narrowed, principal_directions
 from traces.statistics.recall import vote_recall
 
@@ -23,7 +25,7 @@ _WEIGHED_ROWS = 150  # rows a domain whose compressed size is measured
 class Keyed:
     """Decode rows of one domain: states (n, L+1, H) or stored vectors (n, L+1, D), routes (n, L, K), eval rows (n,)."""
 
-    states: np.ndarray
+    states: Any
     routes: np.ndarray
     is_eval: np.ndarray
 
@@ -50,10 +52,11 @@ def mean_recall(domains: Sequence[Keyed], experts: int) -> float:
     scores = []
     for domain in domains:
         own, other, recalls = ~domain.is_eval, domain.is_eval, []
+        keys, queries = (beside(np.flatnonzero(side), domain.states) for side in (own, other))
         for layer in range(domain.routes.shape[1]) if own.any() and other.any() else ():
             # One level at a time: states may be a file larger than memory.
-            level, routes = np.asarray(domain.states[:, 1 + layer]), domain.routes[:, layer]
-            recalls.append(vote_recall(level[own], routes[own], level[other], routes[other], experts))
+            level, routes = domain.states[:, 1 + layer], domain.routes[:, layer]
+            recalls.append(vote_recall(level[keys], routes[own], level[queries], routes[other], experts))
         if recalls:
             scores.append(np.mean(recalls))
     return float(np.mean(scores)) if scores else float("nan")
@@ -61,12 +64,24 @@ def mean_recall(domains: Sequence[Keyed], experts: int) -> float:
 
 def price(domains: Sequence[Keyed], basis: Basis, experts: int, recall_full: float) -> Price:
     """Bytes and recall of ``domains`` stored with ``basis``; ``recall_full`` is :func:`mean_recall` of the states."""
-    stored = [replace(domain, states=basis.quantise(domain.states)) for domain in domains]
-    weighed = [domain.states[:_WEIGHED_ROWS] for domain in stored]
-    raw = b"".join(block.tobytes() for block in weighed)
-    vectors = sum(block.shape[0] * block.shape[1] for block in weighed)
-    packed = (len(compress(raw)) / vectors for compress in (zlib.compress, lzma.compress))
-    return Price(basis.dims, basis.bits, recall_full, mean_recall(stored, experts), *packed)
+    return prices(domains, [basis], experts, recall_full)[0]
+
+
+def prices(domains: Sequence[Keyed], bases: Sequence[Basis], experts: int, recall_full: float) -> list[Price]:
+    """The :func:`price` of each basis; while recall of one is measured, others are compressed."""
+    found = []
+    with ThreadPoolExecutor() as pool:
+        for basis in bases:
+            blocks = [basis.quantise(domain.states) for domain in domains]
+            raw = b"".join(block[:_WEIGHED_ROWS].tobytes() for block in blocks)
+            packed = [pool.submit(compress, raw) for compress in (zlib.compress, lzma.compress)]
+            pairs = zip(domains, blocks, strict=True)
+            stored = [replace(one, states=beside(block, one.states)) for one, block in pairs]
+            found.append((basis, mean_recall(stored, experts), len(raw) / basis.dims, packed))
+        return [
+            Price(basis.dims, basis.bits, recall_full, recall, *(len(one.result()) / vectors for one in packed))
+            for basis, recall, vectors, packed in found
+        ]
 
 
 def choose_basis(
@@ -80,19 +95,18 @@ def choose_basis(
     if not any(len(states) for states in learned):  # a text of one prompt has no profile split
         learned = [one.states for one in keyed]
     if basis:
-        prices = [price(keyed, basis, experts, full)]
+        one = price(keyed, basis, experts, full)
     elif wanted is None:
         directions = principal_directions(learned)
         sizes = [(dims, bits) for dims, bits in CANDIDATES if dims <= directions.shape[0]] or [(len(directions), 4)]
         bases = [narrowed(directions, learned, dims, bits, seed) for dims, bits in sizes]
-        prices = [price(keyed, one, experts, full) for one in bases]
-        show_prices(prices)
-        best = min(range(len(prices)), key=lambda i: (max(prices[i].loss - MOST_LOSS, 0), prices[i].deflate_bytes))
-        basis, prices = bases[best], [prices[best]]
+        priced = prices(keyed, bases, experts, full)
+        show_prices(priced)
+        best = min(range(len(priced)), key=lambda i: (max(priced[i].loss - MOST_LOSS, 0), priced[i].deflate_bytes))
+        basis, one = bases[best], priced[best]
     else:
         basis = fit(learned, wanted[0], wanted[1], seed)
-        prices = [price(keyed, basis, experts, full)]
-    (one,) = prices
+        one = price(keyed, basis, experts, full)
     numbers = {name: value for name, value in asdict(one).items() if np.isfinite(value)}
     return basis, {
         **{name: round(value, 4) if isinstance(value, float) else value for name, value in numbers.items()},

@@ -1,38 +1,40 @@
 """Experts predicted by a similarity-weighted vote of the nearest recorded tokens, and how many of them were right."""
 
+from typing import Any
+
 import numpy as np
+
+from traces.array_library import beside, best_first, library, nearest, numbers, on_host
 
 NEIGHBOURS = 8
 _QUERIES = 512  # rows compared with all keys at once: bounds memory at _QUERIES x keys floats
 
 
-def vote_recall(
-    keys: np.ndarray, key_routes: np.ndarray, queries: np.ndarray, query_routes: np.ndarray, experts: int
-) -> float:
+def vote_recall(keys: Any, key_routes: np.ndarray, queries: Any, query_routes: np.ndarray, experts: int) -> float:
     """Share of the queries' experts that the vote of their nearest keys finds, at one layer.
 
-    ``keys`` (n, D) and ``queries`` (m, D) are vectors, ``key_routes`` (n, K) and ``query_routes`` (m, K) the experts
-    taken with them. A query's NEIGHBOURS most similar keys (cosine; all keys if there are fewer) each give their
-    similarity to their experts; the K experts with the largest sums are the prediction, lower ids first among equals.
+    ``keys`` (n, D) and ``queries`` (m, D) are vectors, NumPy arrays or tensors of one device, ``key_routes`` (n, K) and
+    ``query_routes`` (m, K) the experts taken with them. A query's NEIGHBOURS most similar keys (cosine; all keys if
+    there are fewer) each give their similarity to their experts; the K experts with the largest sums are the
+    prediction, lower ids first among equals.
     """
     return recall(vote(keys, key_routes, queries, experts), query_routes)
 
 
-def vote(keys: np.ndarray, key_routes: np.ndarray, queries: np.ndarray, experts: int) -> np.ndarray:
+def vote(keys: Any, key_routes: np.ndarray, queries: Any, experts: int) -> np.ndarray:
     """Predicted experts (m, K) of each query, best first; see :func:`vote_recall`."""
-    top_k = key_routes.shape[1]
-    chosen = np.zeros((len(keys), experts), np.float32)
+    xp, top_k = library(keys), key_routes.shape[1]
+    taken = np.zeros((len(keys), experts), np.float32)
     rows, slots = np.nonzero(key_routes >= 0)
-    chosen[rows, key_routes[rows, slots]] = 1
+    taken[rows, key_routes[rows, slots]] = 1
+    chosen = beside(taken, keys)
     units = unit_vectors(keys)
     count = min(NEIGHBOURS, len(keys))
     predicted = np.empty((len(queries), top_k), np.int16)
     for start in range(0, len(queries), _QUERIES):
-        similarity = unit_vectors(queries[start : start + _QUERIES]) @ units.T
-        near = np.argpartition(-similarity, count - 1, axis=1)[:, :count]
-        weight = np.take_along_axis(similarity, near, axis=1)
-        score = np.einsum("qn,qne->qe", weight, chosen[near])
-        predicted[start : start + _QUERIES] = np.argsort(-score, axis=1, kind="stable")[:, :top_k]
+        near, weight = nearest(unit_vectors(queries[start : start + _QUERIES]) @ units.T, count)
+        score = xp.einsum("qn,qne->qe", weight, chosen[near])
+        predicted[start : start + _QUERIES] = on_host(best_first(score)[:, :top_k])
     return predicted
 
 
@@ -43,8 +45,8 @@ def recall(predicted: np.ndarray, routes: np.ndarray) -> float:
     return float(found.sum() / max(1, used.sum()))
 
 
-def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors: Any) -> Any:
     """Vectors of length 1, float32; a zero vector stays zero and is similar to nothing."""
-    vectors = vectors.astype(np.float32)
-    length = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
-    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+    vectors, xp = numbers(vectors), library(vectors)
+    length = xp.sqrt(xp.einsum("nd,nd->n", vectors, vectors))[:, None]
+    return vectors / xp.where(length > 0, length, 1)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ground.text import as_is
+from traces.array_library import beside, library, numbers, on_host
 from traces.statistics.embedding_price import Keyed
 from traces.statistics.recall import NEIGHBOURS, recall, vote_recall
 from traces.statistics.usage import entropy, expert_counts, shares
@@ -112,10 +113,11 @@ def show(result: Mapping[str, Any], console: Console) -> bool:
 def _cross_recall(one: Keyed, other: Keyed, keys: int, experts: int) -> float:
     """Recall of ``one``'s evaluation rows among the first ``keys`` profile rows of ``other``."""
     queries, profile = np.flatnonzero(one.is_eval), np.flatnonzero(~other.is_eval)[:keys]
+    asking, asked = beside(queries, one.states), beside(profile, other.states)
     recalls = [
         vote_recall(
-            other.states[profile, 1 + layer], other.routes[profile, layer],
-            one.states[queries, 1 + layer], one.routes[queries, layer], experts,
+            other.states[:, 1 + layer][asked], other.routes[profile, layer],
+            one.states[:, 1 + layer][asking], one.routes[queries, layer], experts,
         )
         for layer in range(one.routes.shape[1])
     ]  # fmt: skip
@@ -141,9 +143,10 @@ def _adjacent_cosine(domains: list[Keyed]) -> list[float]:
     total, count = np.zeros(max(0, levels - 2)), 0
     for domain in domains:
         for start in range(0, len(domain.states), 512):
-            block = np.asarray(domain.states[start : start + 512, 1:], np.float32)
-            length = np.linalg.norm(block, axis=2)
-            dot = np.einsum("nlh,nlh->nl", block[:, :-1], block[:, 1:])
-            total += (dot / np.maximum(1e-12, length[:, :-1] * length[:, 1:])).sum(axis=0)
+            block = numbers(domain.states[start : start + 512, 1:])
+            xp = library(block)
+            length = xp.linalg.norm(block, axis=2)
+            dot = xp.einsum("nlh,nlh->nl", block[:, :-1], block[:, 1:])
+            total += on_host((dot / xp.clip(length[:, :-1] * length[:, 1:], 1e-12, None)).sum(axis=0))
             count += len(block)
     return (total / max(1, count)).round(4).tolist()
