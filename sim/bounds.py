@@ -15,8 +15,9 @@ from traces.schema import DECODE
 
 
 def fewest_loads(
-    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None
-) -> np.ndarray:
+    offsets: np.ndarray, experts: np.ndarray, sizes: np.ndarray, capacity: int, at_once: int | None = None,
+    compiled: bool | None = None,
+) -> np.ndarray:  # fmt: skip
     """Bytes that each look-up loads (N,) int64 where a run of the calls moves the fewest bytes in all.
 
     Call i needs ``experts[offsets[i]:offsets[i+1]]``; the cache begins empty and has ``capacity`` bytes. Keeping an
@@ -24,14 +25,17 @@ def fewest_loads(
     a call must fit beside the call's own experts, of which at least ``at_once`` are there at once (the rest may follow
     in further waves; by default as many as fit into the whole cache); wherever it does not, dropping those needed
     farthest in the future saves most (Belady, IBM Systems J. 5(2), 1966). ``sizes`` are bytes, one a look-up, equal
-    within a call; where they differ an expert may be dropped in part, which can only lower the bound.
+    within a call; where they differ an expert may be dropped in part, which can only lower the bound. Compiled code
+    does it if ``compiled`` says so; by default if it can and there are many look-ups.
     """
     if len(sizes) and sizes.min() == sizes.max():
         capacity -= capacity % int(sizes[0])  # whole experts alone are kept
-    if len(experts) >= SHORT and available():
-        from sim.compiled.fewest import fewest_loads as compiled
+    if compiled is None:
+        compiled = len(experts) >= SHORT and available()
+    if compiled:
+        from sim.compiled.fewest import fewest_loads as compiled_loads
 
-        return compiled(offsets, experts, sizes, capacity, at_once)
+        return compiled_loads(offsets, experts, sizes, capacity, at_once)
     following = next_calls(offsets, experts).tolist()
     ids, size, bounds = experts.tolist(), sizes.tolist(), offsets.tolist()
     kept: dict[int, int] = {}  # bytes of each expert that are kept for its next use
@@ -92,12 +96,12 @@ def fewest_decode_bytes(work: Workload, capacity: int) -> int:
         capacity -= capacity % work.expert_bytes[0]
     wave = experts_at_once(work, capacity)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], phase == DECODE, [0]])))
-    total = 0
+    total, compiled = 0, len(work.expert) >= SHORT and available()
     for begin, end in zip(edges[::2] * n_layers, edges[1::2] * n_layers, strict=True):
         first, last = work.offsets[begin], work.offsets[end]
         experts, size = work.expert[first:last], sizes[first:last]
         _, once = np.unique(experts, return_index=True)
-        cold = fewest_loads(work.offsets[begin : end + 1] - first, experts, size, capacity, wave)
+        cold = fewest_loads(work.offsets[begin : end + 1] - first, experts, size, capacity, wave, compiled)
         total += max(0, int(cold.sum()) - min(capacity, int(size[once].sum())))
     return total
 

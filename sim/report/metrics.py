@@ -130,8 +130,9 @@ def report(
     tokens = int(np.diff(work.schedule.offsets)[decode].sum())
     ttft, tpot = _latencies(work, log.finish, begin)
     run_ns = int(log.finish[-1])
+    compulsory = _compulsory(work, log)
     return Report(
-        decode=_counts(work, log, begin, [DECODE]),
+        decode=_counts(work, log, begin, compulsory, [DECODE]),
         tokens_per_s=ratio(tokens * 1e9, decode_ns),
         ttft_ms=Spread.of(ttft),
         tpot_ms=Spread.of(tpot),
@@ -143,8 +144,8 @@ def report(
         efficiency=ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,
         per_layer=_per_layer(work, log),
-        prefill=_counts(work, log, begin, [PREFILL]),
-        total=_counts(work, log, begin, [PREFILL, DECODE]),
+        prefill=_counts(work, log, begin, compulsory, [PREFILL]),
+        total=_counts(work, log, begin, compulsory, [PREFILL, DECODE]),
         policy=policy, parameters=parameters, gpu_bytes=gpu_bytes, clock=clock, provenance=provenance,
         settings=settings, notes=notes,
     )  # fmt: skip
@@ -176,16 +177,21 @@ def _latencies(work: Workload, finish: np.ndarray, begin: np.ndarray) -> tuple[n
     return ttft, np.array(gaps, np.int64)
 
 
-def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> Counts:
+def _compulsory(work: Workload, log: Log) -> np.ndarray:
+    """Whether a look-up is a miss and the first of its expert since the cache was empty (N,) bool."""
+    first = np.zeros(len(work.expert), bool)
+    begun = np.searchsorted(log.cold, work.call // work.n_layers, side="right")
+    first[np.unique(begun * (work.n_layers * work.n_experts) + work.expert, return_index=True)[1]] = True
+    return first & (log.found >= MISS)
+
+
+def _counts(work: Workload, log: Log, begin: np.ndarray, compulsory: np.ndarray, phases: list[int]) -> Counts:
     steps = np.isin(work.schedule.phase, phases)
     calls = np.repeat(steps, work.n_layers)
     lookup = np.isin(work.lookup_phase, phases)
     found = np.bincount(log.found[lookup], minlength=6).tolist()
     hits, late, misses = _kinds(found)
     lookups = int(lookup.sum())
-    first = np.zeros(len(work.expert), bool)
-    begun = np.searchsorted(log.cold, work.call // work.n_layers, side="right")
-    first[np.unique(begun * (work.n_layers * work.n_experts) + work.expert, return_index=True)[1]] = True
     compute = int(work.compute_ns(work.expert_ns * (log.found != HOSTED))[steps].sum())
     parts = {
         "compute": compute + _sum(log.waited, calls),
@@ -215,7 +221,7 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, phases: list[int]) -> C
         hit_ratio=ratio(hits, lookups),
         late_ratio=ratio(late, lookups),
         miss_ratio=ratio(misses, lookups),
-        compulsory_misses=int((first & lookup & (log.found >= MISS)).sum()),
+        compulsory_misses=int((compulsory & lookup).sum()),
         evictions=counted("evictions"),
         link_bytes={
             "demand": counted("demand_bytes"), "prefetch": counted("prefetch_bytes"), "wasted": counted("wasted")
