@@ -106,7 +106,7 @@ def grown(view: View, domains: Sequence[Domain], predictor: Neighbours) -> list[
                 some = np.arange(served.start, served.stop)[mine == number]
                 before = now[number]
                 now[number] = before.append(view.token[rows[some]], keys[some], paths[some])
-                anew = now[number].prototypes.clustered != before.prototypes.clustered
+                anew = now[number].prototypes.times != before.prototypes.times
                 appended[number] = Appended(len(some), len(now[number].table) if anew else 0)
             matching = replace(
                 stages[-1].predictor.matching, prototypes=[domain.prototypes for domain in now], _known={}

@@ -4,14 +4,14 @@ Clustering is spherical k-means (Dhillon and Modha, Machine Learning 42, 2001): 
 unit length, started by k-means++ (Arthur and Vassilvitskii, SODA 2007) from a seed. A pure function of its arguments.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 ITERATIONS = 10
 """Rounds of Lloyd's algorithm: what a prompt's clustering is charged for."""
-GROWTH = 1.25
-"""Prototypes are clustered anew when their table has grown by so much since they last were."""
+TURNOVER = 0.25
+"""Prototypes are clustered anew when so much of what they were last clustered from has joined since."""
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -60,13 +60,15 @@ def _spread(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
 class Prototypes:
     """Centres (P, D), the sum of the unit vectors that each stands for (P, D), and what they were last clustered from.
 
-    ``clustered`` is how many embeddings there were then; ``held`` how many there are now.
+    ``clustered`` is how many embeddings there were then, ``joined`` how many came since, whether others left or not;
+    ``times`` says how often they were clustered in all.
     """
 
     centres: np.ndarray
     sums: np.ndarray
     clustered: int
-    held: int
+    joined: int = 0
+    times: int = 1
 
     @staticmethod
     def build(embeddings: np.ndarray, k: int, seed: int) -> "Prototypes":
@@ -76,22 +78,23 @@ class Prototypes:
         sums = np.zeros_like(centres)
         if len(centres):
             np.add.at(sums, (points @ centres.T).argmax(axis=1), points)
-        return Prototypes(centres, sums, len(embeddings), len(embeddings))
+        return Prototypes(centres, sums, len(embeddings))
 
     def changed(self, gone: np.ndarray, come: np.ndarray, now: np.ndarray, k: int, seed: int) -> "Prototypes":
         """After ``gone`` left, ``come`` joined and ``now`` is what there is (each (n, D)).
 
         Each is counted at its nearest centre, which moves to the mean direction of what it then stands for; that costs
-        two searches among the centres. After ``GROWTH`` they are clustered anew.
+        two searches among the centres. After a ``TURNOVER`` they are clustered anew.
         """
-        if len(now) >= GROWTH * self.clustered or not len(self.centres):
-            return Prototypes.build(now, k, seed)
+        joined = self.joined + len(come)
+        if joined >= TURNOVER * self.clustered or not len(self.centres):
+            return replace(Prototypes.build(now, k, seed), times=self.times + 1)
         sums = self.sums.copy()
         for sign, vectors in ((-1, gone), (1, come)):
             points = unit(vectors)
             np.add.at(sums, (points @ self.centres.T).argmax(axis=1), sign * points)
         kept = np.abs(sums).max(axis=1, keepdims=True) > 1e-9
-        return Prototypes(np.where(kept, unit(sums), self.centres), sums, self.clustered, len(now))
+        return replace(self, centres=np.where(kept, unit(sums), self.centres), sums=sums, joined=joined)
 
     def distance(self, embeddings: np.ndarray) -> float:
         """Mean of 1 - cosine between each embedding and its nearest centre."""

@@ -165,6 +165,19 @@ def test_prototypes_are_the_means_of_what_they_stand_for(seed: int, gone: int, c
             np.testing.assert_allclose(after.centres[centre], total / np.linalg.norm(total), atol=1e-6)
 
 
+def test_prototypes_of_a_full_table_are_clustered_anew_once_a_quarter_has_come() -> None:
+    rng = np.random.default_rng(0)
+    now = rng.integers(-9, 10, (60, DIMS)).astype(np.int8)
+    found = Prototypes.build(now, 3, 0)
+    times = []
+    for _ in range(8):  # four leave and four come: the table stays as large as it was
+        new = rng.integers(-9, 10, (4, DIMS)).astype(np.int8)
+        gone, now = now[:4], np.concatenate([now[4:], new])
+        found = found.changed(gone, new, now, 3, 0)
+        times.append(found.times)
+    assert times == [1, 1, 1, 2, 2, 2, 2, 3], "16 of 60 are more than a quarter"
+
+
 @cache
 def real() -> dict[str, Trace]:
     found = {
