@@ -14,6 +14,7 @@ import numpy as np
 from ground.errors import InputError
 from ground.files import atomic_path
 from traces.arrays import at, integers, named, read_arrays, refuse, shown
+from traces.npz_writer import write_npz
 from traces.schema import (
     DECODE,
     DTYPES,
@@ -174,10 +175,7 @@ class Trace(TraceArrays):
         arrays = {n: a for n in (*DTYPES, *SEQUENCE_ARRAYS) if (a := getattr(self, n)) is not None}
         text = json.dumps(self.meta, allow_nan=False, sort_keys=True)
         with atomic_path(path) as part, part.open("wb") as handle:
-            if tight:
-                _pack(handle, {"meta": np.array(text), **arrays})
-            else:
-                np.savez_compressed(handle, allow_pickle=False, meta=np.array(text), **arrays)
+            (_pack if tight else write_npz)(handle, {"meta": np.array(text), **arrays})
 
 
 def _pack(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:

@@ -176,15 +176,16 @@ def test_pickles_are_never_run(array, tmp_path, capsys):
 _SAVER = """
 import sys, time, zipfile
 from tests.traces.test_trace_files import full_trace
-plain, members = zipfile.ZipFile.open, []
-def begin(archive, *arguments, **options):
-    members.append(arguments)
+plain, opened, members, start = zipfile.ZipInfo.FileHeader, [], [], zipfile.ZipFile.__init__
+zipfile.ZipFile.__init__ = lambda archive, handle, *more: opened.append(handle) or start(archive, handle, *more)
+def begin(member, *arguments):
+    members.append(member)
     if len(members) == 3:
-        archive.fp.flush()
+        opened[-1].flush()
         print("half-way", flush=True)
         time.sleep(600)
-    return plain(archive, *arguments, **options)
-zipfile.ZipFile.open = begin
+    return plain(member, *arguments)
+zipfile.ZipInfo.FileHeader = begin
 full_trace().save(sys.argv[1])
 """
 

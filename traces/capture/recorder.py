@@ -73,7 +73,6 @@ class Recorder(Listener):
         self.model = model.eval()
         self.part = part
         self.layers: list[RoutedLayer] = routed_layers(model, part, families)
-        self._compared = [index for index, routed in enumerate(self.layers) if routed.experts is not None]
         self._handles: list[Any] = []
         self._held: list[_Held] = []
         self._clear()
@@ -114,12 +113,11 @@ class Recorder(Listener):
         self._check_rows(valid.numel())
         place = valid.device
         inputs, logits, weights, ids = (_side_by_side(self._routed, part, place) for part in range(4))
-        given = [self._used[index] for index in self._compared]
-        wrong = torch.zeros((2, len(self.layers)), dtype=torch.bool, device=place)
-        if given:
-            used, shares = (_side_by_side(given, part, place) for part in range(2))
-            wrong[:, self._compared] = self._other(ids, weights, used, shares)
-        self._held.append(_Held(valid, position, _whole(self._embedding, place), inputs, logits, weights, ids, wrong))
+        # Where no module of experts is known, there is nothing to compare with: a router equals itself.
+        used = [used or [call[:1:-1] for call in calls] for used, calls in zip(self._used, self._routed, strict=True)]
+        wrong = self._other(ids, weights, *(_side_by_side(used, part, place) for part in range(2)))
+        embedded = torch.cat(self._embedding).to(place)
+        self._held.append(_Held(valid, position, embedded, inputs, logits, weights, ids, wrong))
         self._clear()
 
     def discard(self) -> None:
@@ -187,23 +185,25 @@ class Recorder(Listener):
                     f"layer {routed.layer} captured {recorded} rows of {rows} ({routed.name}: the router is bypassed, "
                     "perhaps by a fused kernel; load the model without kernels)"
                 )
-            if routed.experts is not None and sum(len(ids) for ids, _ in used) != rows:
+            if routed.experts is None:
+                continue
+            if sum(len(ids) for ids, _ in used) != rows:
                 raise InputError(
                     f"layer {routed.layer}: its experts were called for another number of rows than {rows}"
                 )
+            if used[0][0].shape[1:] != calls[0][-1].shape[1:]:
+                raise InputError(f"layer {routed.layer}: {_OTHER[0]}")
 
+    @staticmethod
     def _other(
-        self, ids: "torch.Tensor", weights: "torch.Tensor", used: "torch.Tensor", shares: "torch.Tensor"
+        ids: "torch.Tensor", weights: "torch.Tensor", used: "torch.Tensor", shares: "torch.Tensor"
     ) -> "torch.Tensor":
-        """(2, compared layers) whether ids, and weights, of routers and experts differ.
+        """(2, L) whether ids, and weights, of routers and experts differ.
 
         Rows that do not count may hold anything in both.
         """
         import torch
 
-        ids, weights = ids[:, self._compared], weights[:, self._compared]
-        if ids.shape != used.shape:
-            raise InputError(f"layer {self.layers[self._compared[0]].layer}: {_OTHER[0]}")
         same = (weights == shares) | (weights.isnan() & shares.isnan())
         return torch.stack(((ids != used).any(dim=2).any(dim=0), (~same).any(dim=2).any(dim=0)))
 
