@@ -4,6 +4,7 @@ import base64
 import binascii
 import io
 import math
+import tokenize
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from ground.errors import InputError
 from traces.convert.shapes import Given
 from traces.models.known import builtin_decoder, builtin_models
 
+_NAMES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _BARE = {4: "<i4", 2: "<u2", 1: "u1"}  # SGLang's types by their bytes
 
 
@@ -36,7 +38,7 @@ def decoded(value: Any, where: str, given: Given, *, rows: int | None = None, dt
         stream = io.BytesIO(data)
         try:
             array = npy.read_array(stream, allow_pickle=False)
-        except (ValueError, EOFError, SyntaxError, TypeError, KeyError) as error:
+        except (ValueError, EOFError, SyntaxError, TypeError, KeyError, tokenize.TokenError) as error:
             raise InputError(f"{where}: a damaged .npy in base64 ({str(error).splitlines()[0]:.80})") from None
         if stream.read(1):
             raise InputError(f"{where}: an .npy in base64 that is longer than its header says")
@@ -62,14 +64,11 @@ def _bytes(text: str, where: str) -> bytes:
 
 def _enveloped(value: dict[str, Any], where: str) -> np.ndarray:
     """The integers of an envelope {data, shape, dtype}, as Dynamo sends them."""
-    shape, name = value.get("shape"), value.get("dtype")
-    try:
-        dtype = np.dtype(str(name))
-        whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
-    except TypeError:
-        whole = False
-    if not whole or dtype.kind not in "iu" or not isinstance(value.get("data"), str):
-        raise InputError(f"{where}: an envelope of shape {shape!s:.40} and dtype {name!s:.20}, expected data, (rows, L, k)")
+    shape, name = value.get("shape") or [], str(value.get("dtype"))
+    whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+    if not whole or name not in _NAMES or not isinstance(value.get("data"), str):
+        raise InputError(f"{where}: an envelope of shape {shape!s:.40} and dtype {name:.20}, expected (rows, L, k)")
+    dtype = np.dtype(name)
     data = _bytes(value["data"], where)
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise InputError(f"{where}: {len(data)} bytes for shape {tuple(shape)} of {dtype}")

@@ -10,7 +10,7 @@ from traces.convert.source import Source
 
 @dataclass(frozen=True)
 class Form:
-    """One form of record. A file in ``traces/convert/forms`` that holds one as ``FORM`` or several as ``FORMS`` adds it.
+    """One form of record: a file in ``traces/convert/forms`` that holds it as ``FORM``, or some as ``FORMS``, adds it.
 
     ``recognises`` looks at a source's nature and names, and at nothing that costs more. ``read`` gets sources of this
     form: one, or all that were given where ``together`` says that they are parts of one record. It raises InputError

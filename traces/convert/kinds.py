@@ -49,7 +49,7 @@ def convert_files(
     ModuleNotFoundError where a library that the form needs is not installed.
     """
     given = given or Given()
-    name = shown(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+    name = shown(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     with named(name):
         form, sources, notes = _recognised(paths, kind)
     before = _hashes(sources, [])
@@ -116,7 +116,7 @@ def _unknown(source: Source) -> str:
         "torch": "a PyTorch file (.pt) that holds no routes convert knows",
         "pickle": "a pickle, as .pt and .pkl files are; pickles are never read: save arrays by numpy.savez",
         "base64": "base64 text, as an engine answers: save the whole answer as JSON, which convert reads",
-        "json": f"JSON with the keys {', '.join(sorted(source.keys))[:120]}" if source.keys else "JSON without an object",
+        "json": f"JSON, keys {', '.join(sorted(source.keys))[:120]}" if source.keys else "JSON without an object",
         "parquet": f"columns {', '.join(source.columns)[:120]}" if source.nature == "parquet" else "",
         "csv": f"columns {', '.join(source.columns)[:120]}",
     }
@@ -139,8 +139,9 @@ def _together(form: Form, sources: list[Source], given: Given) -> Record:
             with named(source.path.name):
                 record = form.read([source], given) if number else first
                 for fact in ("experts", "model", "expert_bytes"):
-                    if getattr(record, fact) != getattr(first, fact):
-                        raise InputError(f"{fact}: {getattr(record, fact)!s:.60}, others have {getattr(first, fact)!s:.60}")
+                    mine, others = getattr(record, fact), getattr(first, fact)
+                    if mine != others:
+                        raise InputError(f"{fact}: {mine!s:.60}, expected {others!s:.60} as in {sources[0].path.name}")
                 yield from record
 
     return replace(first, requests=requests(), count=None)

@@ -83,12 +83,11 @@ def recorded_shape(record: Record, given: Given, head: list[Request], notes: lis
     if first.routes.ndim != 3 or not first.routes.size or first.routes.dtype.kind not in "iu":
         shape = f"{first.routes.dtype} of shape {first.routes.shape}"
         raise InputError(f"{first.where}: {shape}, expected integers (rows, layers, k)")
-    odd = next((r for r in head if r.routes.shape[1:] != first.routes.shape[1:] or r.routes.dtype.kind not in "iu"), None)
-    if odd is not None:
-        raise InputError(
-            f"{odd.where}: {odd.routes.dtype} of shape {odd.routes.shape}, expected integers (rows, "
-            f"{', '.join(map(str, first.routes.shape[1:]))}) as in {first.where}"
-        )
+    for request in head:
+        routes = request.routes
+        if routes.shape[1:] != first.routes.shape[1:] or routes.dtype.kind not in "iu":
+            wanted = f"integers (rows, {', '.join(map(str, first.routes.shape[1:]))}) as in {first.where}"
+            raise InputError(f"{request.where}: {routes.dtype} of shape {routes.shape}, expected {wanted}")
     stored = first.routes if len(head) == 1 else np.concatenate([request.routes for request in head])
     recorded, slots = int(stored.shape[1]), int(stored.shape[2])
     if record.buffers and (stored == stored[0, 0, 0]).all() and (value := int(stored[0, 0, 0])) in _nothing(stored):
@@ -96,7 +95,7 @@ def recorded_shape(record: Record, given: Given, head: list[Request], notes: lis
             f"{first.where}: every id of {len(stored)} rows is {value} (nothing was captured), expected routes"
         )
     last = _constant_slots(stored) if record.buffers else []
-    asked = given if given.model is not None or record.model is None else Given(**given.stated | {"model": record.model})
+    asked = given if given.model or record.model is None else Given(**given.stated | {"model": record.model})
     model = recognised(
         asked, recorded, None if record.reduced else slots - len(last), given.experts or record.experts,
         record.among or builtin_models(),

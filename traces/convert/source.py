@@ -12,6 +12,7 @@ from ground.errors import InputError
 from ground.files import check_regular
 from traces.arrays import shown
 from traces.convert.json_values import first_value
+from traces.convert.torch_file import texts_in
 
 _HEAD = 2**16
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\s]{16,}=*\s*")
@@ -77,6 +78,11 @@ class Source:
         if self.nature == "npy":
             return frozenset({""})
         return frozenset(m.removesuffix(".npy") for m in self.members) if self.nature == "npz" else frozenset()
+
+    @cached_property
+    def torch_keys(self) -> frozenset[str]:
+        """The first keys of what a PyTorch file holds, found without reading its tensors."""
+        return frozenset(texts_in(self.path)) if self.nature == "torch" else frozenset()
 
     @cached_property
     def value(self) -> Any:

@@ -5,12 +5,16 @@ arrays and plain containers. Everything else is refused by name.
 """
 
 import collections
+import contextlib
 import io
 import mmap
 import pickle
+import pickletools
+import struct
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -22,6 +26,12 @@ _STORAGES = {
     "UntypedStorage": "u1",
 }  # fmt: skip
 _UNTYPED = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}  # of storages without a type of their own
+_BEGINNING = 2**16
+# What zipfile, pickle and NumPy have been seen to raise on damaged bytes.
+_DAMAGE = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, EOFError, RecursionError,
+    NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+)  # fmt: skip
 _NAME = "array"  # a name that says nothing more
 _STORED = 30  # bytes of a zip member's own header before its name
 
@@ -29,19 +39,40 @@ _STORED = 30  # bytes of a zip member's own header before its name
 def read_torch(path: Path) -> Any:
     """The object of a .pt file, its tensors as read-only arrays mapped from the file (bfloat16 as float32).
 
-    Raises InputError for objects of other kinds, and whatever zipfile, pickle and NumPy raise on damaged bytes.
+    Raises InputError for objects of other kinds, and for a damaged file.
     """
-    with path.open("rb") as handle, zipfile.ZipFile(handle) as archive:
+    try:
+        with path.open("rb") as handle, zipfile.ZipFile(handle) as archive:
+            return _read(handle, archive)
+    except _DAMAGE as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{path.name}: {error}") from None
+        reason = str(error).split("\n")[0][:80] or type(error).__name__
+        raise InputError(f"{path.name}: a damaged PyTorch file ({reason})") from None
+
+
+def _read(handle: IO[bytes], archive: zipfile.ZipFile) -> Any:
+    (pickled,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+    folder = pickled.removesuffix("data.pkl")
+    if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
+        raise InputError("a PyTorch file of big-endian tensors, expected little-endian ones")
+    for member in archive.infolist():  # read once, so that its checksum is tried
+        with archive.open(member) as stream:
+            while stream.read(2**20):
+                pass
+    mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    return _whole(_Plain(io.BytesIO(archive.read(pickled)), archive, folder, mapped).load())
+
+
+def texts_in(path: Path) -> set[str]:
+    """Texts at the beginning of a .pt file's pickle, its first keys among them; none where it is damaged."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, *_DAMAGE), zipfile.ZipFile(path) as archive:
         (pickled,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
-        folder = pickled.removesuffix("data.pkl")
-        if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-            raise InputError("a PyTorch file of big-endian tensors, expected little-endian ones")
-        for member in archive.infolist():  # read once, so that its checksum is tried
-            with archive.open(member) as stream:
-                while stream.read(2**20):
-                    pass
-        mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        return _whole(_Plain(io.BytesIO(archive.read(pickled)), archive, folder, mapped).load())
+        with archive.open(pickled) as stream:
+            for _, text, _ in pickletools.genops(stream.read(_BEGINNING)):
+                found |= {text} if isinstance(text, str) else set()
+    return found
 
 
 class _Storage:

@@ -407,9 +407,9 @@ def test_an_unknown_array_is_named(serve):
 
 def test_unknown_records_are_refused(tmp_path):
     np.savez(tmp_path / "x.npz", ids=np.zeros(3))
-    with pytest.raises(InputError, match="arrays ids: of no known kind; expected one of .*device, .*serving"):
+    with pytest.raises(InputError, match=r"arrays ids: of no known kind; expected one of .*device, .*serving"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz")
-    with pytest.raises(InputError, match="kind 'moe': expected .*device, .*serving"):
+    with pytest.raises(InputError, match=r"kind 'moe': expected .*device, .*serving"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz", kind="moe")
     with pytest.raises(InputError, match="array 'routes' is missing"):
         convert_file(tmp_path / "x.npz", tmp_path / "o.npz", kind="device")

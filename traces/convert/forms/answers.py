@@ -112,7 +112,7 @@ def _request(part: _Part, exchange: Exchange, given: Given) -> Request:
     if part.early is not None:
         early = decoded(part.early, f"{where}, prompt_routed_experts", given, rows=asked)
         if early.shape[1:] != routes.shape[1:]:
-            raise InputError(f"{where}: routes of {routes.shape[1:]}, of the prompt {early.shape[1:]}, expected the same")
+            raise InputError(f"{where}: routes of {routes.shape[1:]}, the prompt's of {early.shape[1:]}")
         routes = np.concatenate([early, routes])
     rows = len(routes)
     if total is not None and rows not in (total - 1 - start, total - start):
@@ -195,7 +195,7 @@ def exchanges(value: Any, where: str) -> Iterator[Exchange]:
 
 def _read(sources: Sequence[Source], given: Given) -> Record:
     record = Record(())
-    (first,) = list(exchanges(sources[0].value, "answer 0"))[:1] or [None]
+    first = next(exchanges(sources[0].value, "answer 0"), None)
     if first is not None:
         name = str(first.answer.get("model") or first.request.get("model") or "").rpartition("/")[2]
         spec = builtin_decoder(name) if given.model is None else None

@@ -1,6 +1,6 @@
-"""Routes that others published as arrays, in one file each: gpt-oss, ESFT, and runs of a device that streams experts."""
+"""Routes that others published as arrays, in a file each: gpt-oss, ESFT, and runs of a device that streams experts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -96,10 +96,11 @@ def _esft(sources: Sequence[Source], given: Given) -> Record:
     lengths = lengths_of(arrays["offsets"], len(routes))
     gates = _finite("weights", arrays["weights"], routes.shape)
     spec = builtin_decoder("deepseek-v2-lite") if given.recorded is None else given.recorded.spec
+    parts = [(slice(end - n, end), int(end - n)) for end, n in zip(np.cumsum(lengths), lengths, strict=True)]
     return Record(
         (
-            Request(routes[end - n : end], gates=gates[end - n : end], prompt=0, where="array 'experts'", row=int(end - n))
-            for end, n in zip(np.cumsum(lengths), lengths, strict=True)
+            Request(routes[part], gates=gates[part], prompt=0, where="array 'experts'", row=first)
+            for part, first in parts
         ),
         layers=None if given.layers or spec is None else np.array(spec.moe_layers), among=("deepseek-v2-lite",),
         captured="routes as published", decoding="teacher-forced", buffers=False, count=len(lengths),
@@ -135,12 +136,12 @@ def _device(sources: Sequence[Source], given: Given) -> Record:
     )  # fmt: skip
 
 
-def _holds(arrays: tuple[str, ...], *without: str) -> object:
-    return lambda source: source.arrays >= set(arrays) and not source.arrays & {"meta", "routed_experts", *without}
+def _holds(arrays: tuple[str, ...]) -> Callable[[Source], bool]:
+    return lambda source: source.arrays >= set(arrays) and not source.arrays & {"meta", "routed_experts"}
 
 
 FORMS = (
-    Form("gpt-oss", "routes of gpt-oss with the probabilities of the top 4, as arrays", _holds(GPT_OSS_ARRAYS), _gpt_oss),
+    Form("gpt-oss", "routes of gpt-oss with probabilities, as arrays", _holds(GPT_OSS_ARRAYS), _gpt_oss),
     Form("esft", "routes of DeepSeek-V2-Lite with weights, as arrays", _holds(ESFT_ARRAYS), _esft),
     Form("device", "one run of a device that streams experts, as arrays", _holds(DEVICE_ARRAYS), _device),
 )

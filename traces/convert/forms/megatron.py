@@ -1,0 +1,201 @@
+"""Megatron's router traces: ``router_trace_rank{r}.jsonl``, with hidden states and logits in files beside them.
+
+A record is one layer of one step of a rank, without requests: a step of several tokens is a prompt, or a whole text of
+a training run, and steps of one token continue it. Fields are those of ``megatron.core.transformer.moe.router_trace``
+(https://docs.nvidia.com/megatron-core/developer-guide/nightly/apidocs/core/core.transformer.moe.router_trace.html).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ground.errors import InputError
+from traces.convert.form import Form
+from traces.convert.json_values import json_values
+from traces.convert.request import Record, Request
+from traces.convert.shapes import Given
+from traces.convert.source import Source, by_number
+
+_NAME = "router_trace_rank*.jsonl"
+_SIDECARS = {"states": ("hidden_states_rank{}.bin", "hs"), "logits": ("logits_rank{}.bin", "logit")}
+_STRAY = "{} records of multi-token prediction, whose layers are no part of the model's own, were passed over"
+
+
+@dataclass
+class _Step:
+    """One step of a rank: routes (n, L, k) of its layers in order, and what stands beside them."""
+
+    number: int
+    routes: np.ndarray
+    beside: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.routes)
+
+
+def _read(sources: Sequence[Source], given: Given) -> Record:
+    files = [path for source in sources for path in (source.inside(_NAME) or [source.path])]
+    first = [_steps(path, Record(())) for path in files]
+    heads = [next(steps, None) for steps in first]
+    streams = _streams(files, heads)
+    layers = sorted(layer for path in streams[0] for layer in _layers(path))
+    logits = heads[0] is not None and "logits" in heads[0].beside
+    record = Record(
+        (), layers=np.array(layers), captured="routes as Megatron's router tracer wrote them", buffers=False,
+        experts=int(heads[0].beside["logits"].shape[2]) if logits and heads[0] is not None else None,
+        files=[path.parent / name.format(_rank(path)) for path in files for name, _ in _SIDECARS.values()],
+    )  # fmt: skip
+    record.files = [path for path in record.files if path.is_file()]
+    if len(streams) < len(files):
+        record.notes.append(f"{len(files)} ranks are {len(streams)} streams of tokens: pipeline stages are joined")
+    if logits:
+        record.notes.append("probabilities are the softmax of the logits; experts of a route stand by falling logit")
+    record.requests = (request for stream in streams for request in _requests(stream, record))
+    return record
+
+
+def _streams(files: list[Path], heads: list[_Step | None]) -> list[list[Path]]:
+    """Files of ranks that hold the layers of the same tokens together; ranks that copy another are left out."""
+    kept: list[tuple[frozenset[int], np.ndarray, Path]] = []
+    for path, head in zip(files, heads, strict=True):
+        if head is None:
+            continue
+        layers = frozenset(_layers(path))
+        if not any(layers == other and np.array_equal(head.routes, routes) for other, routes, _ in kept):
+            kept.append((layers, head.routes, path))
+    stages: dict[frozenset[int], list[Path]] = {}
+    for layers, _, path in kept:
+        stages.setdefault(layers, []).append(path)
+    if not stages:
+        raise InputError("holds no record of a step")
+    parts = sorted(stages.values(), key=lambda paths: min(_layers(paths[0])))
+    if len({len(part) for part in parts}) > 1 or sum(map(len, stages)) != len(frozenset().union(*stages)):
+        raise InputError("ranks hold overlapping layers, expected all layers of each, or stages of a pipeline")
+    return [list(stream) for stream in zip(*parts, strict=True)]
+
+
+def _layers(path: Path) -> list[int]:
+    """The layers of a file's first step."""
+    found: list[int] = []
+    with path.open("rb") as handle:
+        for value in json_values(handle):
+            if value.get("block", "decoder") == "decoder":
+                if value["layer"] in found:
+                    break
+                found.append(value["layer"])
+    return sorted(found)
+
+
+def _requests(stream: list[Path], record: Record) -> Iterator[Request]:
+    """A request for each step of several tokens, with the steps of one token that follow it."""
+    steps: list[_Step] = []
+    number = 0
+    for step in _joined([_steps(path, record) for path in stream]):
+        if steps and len(step) > 1:
+            yield _request(steps, number)
+            steps, number = [], number + 1
+        steps.append(step)
+    if steps:
+        yield _request(steps, number)
+
+
+def _request(steps: list[_Step], number: int) -> Request:
+    routes = np.concatenate([step.routes for step in steps])
+    beside = {name: np.concatenate([step.beside[name] for step in steps]) for name in steps[0].beside}
+    probs = None
+    if "logits" in beside:
+        logits = beside["logits"].astype(np.float64)
+        shifted = np.exp(logits - logits.max(axis=2, keepdims=True))
+        probs = shifted / shifted.sum(axis=2, keepdims=True)
+        taken = np.take_along_axis(logits, np.maximum(routes, 0).astype(np.intp), axis=2)
+        order = np.argsort(np.where(routes < 0, np.inf, -taken), axis=2, kind="stable")
+        routes = np.take_along_axis(routes, order, axis=2)
+    # Steps of one token alone, or one step: which rows are of a prompt is known where a longer step comes first.
+    prompt = len(steps[0]) if len(steps) > 1 and len(steps[0]) > 1 else 0
+    where = f"steps {steps[0].number} to {steps[-1].number}"
+    return Request(routes, prompt=prompt, probs=probs, states=beside.get("states"), where=where)
+
+
+def _joined(streams: list[Iterator[_Step]]) -> Iterator[_Step]:
+    """The steps of a pipeline's stages, layers side by side."""
+    for parts in zip(*streams, strict=True):
+        if len({(part.number, len(part)) for part in parts}) > 1:
+            raise InputError(f"step {parts[0].number}: stages of a pipeline have other steps or tokens")
+        beside = {n: np.concatenate([p.beside[n] for p in parts], axis=1) for n in parts[0].beside}
+        yield _Step(parts[0].number, np.concatenate([part.routes for part in parts], axis=1), beside)
+
+
+def _steps(path: Path, record: Record) -> Iterator[_Step]:
+    """The steps of one rank; raises InputError for records that do not belong together."""
+    held: dict[int, Mapping[str, Any]] = {}
+    stray, layers = 0, None
+    with path.open("rb") as handle:
+        for number, value in enumerate(json_values(handle)):
+            if value.get("block", "decoder") != "decoder":
+                stray += 1
+                continue
+            if held and (value["step"] != next(iter(held.values()))["step"] or value["layer"] in held):
+                layers = layers or sorted(held)
+                yield _step(held, layers, path)
+                held = {}
+            if type(value["layer"]) is not int or type(value["step"]) is not int:
+                raise InputError(f"{path.name}, record {number}: layer {value['layer']!r:.20}, expected a whole number")
+            held[value["layer"]] = value
+        if held:
+            yield _step(held, layers or sorted(held), path)
+    if stray:
+        record.notes.append(_STRAY.format(stray))
+
+
+def _step(held: Mapping[int, Mapping[str, Any]], layers: list[int], path: Path) -> _Step:
+    number = next(iter(held.values()))["step"]
+    where = f"{path.name}, step {number}"
+    if sorted(held) != layers:
+        raise InputError(f"{where}: layers {sorted(held)!s:.60}, expected {layers!s:.60} as in the first step")
+    parts = [np.array(held[layer]["top_indices"]) for layer in layers]
+    for layer, part in zip(layers, parts, strict=True):
+        wanted = (held[layer]["num_tokens"], held[layer]["topk"])
+        if part.shape != wanted or part.dtype.kind != "i" or part.shape != parts[0].shape or not part.size:
+            raise InputError(f"{where}, layer {layer}: top_indices of shape {part.shape}, expected {wanted} of each")
+    beside = {}
+    for name, (_, key) in _SIDECARS.items():
+        if all(f"{key}_offset" in held[layer] for layer in layers):
+            beside[name] = np.stack([_sidecar(path, held[layer], name, len(parts[0])) for layer in layers], axis=1)
+    return _Step(number, np.stack(parts, axis=1), beside)
+
+
+def _sidecar(path: Path, record: Mapping[str, Any], name: str, rows: int) -> np.ndarray:
+    """(n, H or E) float32 of one record's bfloat16 rows."""
+    file, key = _SIDECARS[name]
+    place = path.parent / file.format(record["rank"])
+    offset, size, shape = record[f"{key}_offset"], record[f"{key}_bytes"], record[f"{key}_shape"]
+    if len(shape) != 2 or shape[0] != rows or size != 2 * shape[0] * shape[1] or offset < 0:
+        raise InputError(f"{path.name}: {key}_shape {shape} of {size} bytes for {rows} tokens")
+    try:
+        with place.open("rb") as handle:
+            handle.seek(offset)
+            data = handle.read(size)
+    except OSError as error:
+        raise InputError(f"{place.name}: cannot be read: {error.strerror}; it lies beside {path.name}") from None
+    if len(data) != size:
+        raise InputError(f"{place.name}: ends at byte {offset + len(data)}, expected {size} from {offset}")
+    values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+    if not np.isfinite(values).all():
+        raise InputError(f"{place.name}: a value from byte {offset} is not finite")
+    return values
+
+
+def _rank(path: Path) -> int:
+    return int(by_number(path)[1])
+
+
+def _recognises(source: Source) -> bool:
+    if source.nature == "folder":
+        return bool(source.inside(_NAME))
+    return source.keys >= {"step", "layer", "rank", "num_tokens", "topk", "top_indices"}
+
+
+FORM = Form("megatron", "router traces of Megatron (JSONL a rank)", _recognises, _read, together=True)
