@@ -1,8 +1,12 @@
 """``python -m sim sweep``: one replay for each of many designs."""
 
 import os
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+
+from rich.text import Text
 
 from ground.command_line import Help
 from ground.errors import InputError
@@ -11,7 +15,9 @@ from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
+from sim.sweep.design import Design
 from sim.sweep.spec import MOST_DESIGNS, Spec, load_spec, with_axes
+from sim.sweep.tasks import Runner
 
 _Json = Annotated[str | None, Help("write the answer as JSON here, - is standard output", allow_leading_hyphen=True)]
 
@@ -27,6 +33,9 @@ def sweep(
         list[str] | None, Help("axes, each field=values: cache=10%:90%:10% policy=lru,domoe batch=1:8:x2")
     ] = None,
     workers: Annotated[WholeNumber | None, Help("processes; default: as many as there are processors")] = None,
+    scheduler: Annotated[
+        str | None, Help("run on the workers of the dask scheduler at this address instead, tcp://HOST:PORT")
+    ] = None,
     dry_run: Annotated[bool, Help("say how many designs there are and about how long they take; run none")] = False,
     json: _Json = None,
 ) -> None:
@@ -45,7 +54,6 @@ def sweep(
     from sim.sweep.log import Log
     from sim.sweep.run import carry_out
     from sim.sweep.table import CSV, PARQUET, check, records, write_table
-    from sim.sweep.workers import run_local
 
     spec = _spec(what, vary or [])
     space = spec.space
@@ -53,6 +61,8 @@ def sweep(
     processes = _processors() if workers is None else workers
     if processes < 1:
         raise InputError(f"--workers: {processes}; give at least 1")
+    if dry_run:
+        return _look_ahead(designs, output, processes, json)
     if output is None:
         raise InputError("-o: expected the folder for log and table")
     keep_apart([what], {"--json": json}, folders={"-o": (output, [PARQUET, CSV])})
@@ -60,7 +70,7 @@ def sweep(
     with Log(output) as log, written(json) as write:
         if log.torn:
             say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
-        every = carry_out(designs, log, lambda batches: run_local(batches, processes))
+        every = carry_out(designs, log, _runner(scheduler, processes))
         write_table(log, every)
         found = answer(records(log, every), spec.limits.columns)
         names = [name for axis in space.axes for name in axis.names]
@@ -69,6 +79,34 @@ def sweep(
     say(f"{printable(output / PARQUET)} and {CSV}: a row a design")
     if failed := found.counts["failed"]:
         raise InputError(f"{failed:,} of {found.designs:,} designs failed; the same command tries them again")
+
+
+def _runner(scheduler: str | None, processes: int) -> Runner:
+    """What runs batches: processes of this machine, or a cluster's."""
+    if scheduler is None:
+        from sim.sweep.workers import run_local
+
+        return lambda batches: run_local(batches, processes)
+    from sim.sweep.cluster import run_on_cluster
+
+    return lambda batches: run_on_cluster(batches, scheduler)
+
+
+def _look_ahead(designs: Iterable[Design], output: Path | None, processes: int, json: str | None) -> None:
+    """Say how many designs there are, and about how long they take."""
+    from sim.sweep.estimate import spoken
+    from sim.sweep.run import outlook
+
+    keep_apart([], {"--json": json})
+    ahead = outlook(designs, output, processes)
+    there = ahead.designs - ahead.to_run - ahead.cannot
+    takes = f"about {spoken(ahead.seconds)} with {processes} processes"
+    parts = [f"{ahead.designs:,} designs: {ahead.to_run:,} to run, {takes}"]
+    parts += [f"{there:,} are there already or the same as another"] if there else []
+    parts += [f"{ahead.cannot:,} cannot be run"] if ahead.cannot else []
+    with written(json) as write:
+        write(asdict(ahead) | {"workers": processes})
+    show(Text("; ".join(parts)), json)
 
 
 def _spec(what: Path | None, vary: list[str]) -> Spec:

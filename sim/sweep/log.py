@@ -24,11 +24,15 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Kept:
-    """Where the row of a design stands in the log, and its status."""
+    """Where the row of a design stands in the log, and its status; one that failed is run again."""
 
     place: int
     status: Status
-    seconds: float
+
+    @property
+    def settled(self) -> bool:
+        """Whether the design need not be run again."""
+        return self.status != "failed"
 
 
 class Log:
@@ -65,16 +69,7 @@ class Log:
 
     def _read(self) -> None:
         """Find the rows; set torn lines aside."""
-        bad: list[bytes] = []
-        place = 0
-        with self.path.open("rb") as file:
-            for line in file:
-                row = Row.of_line(line)
-                if row is None:
-                    bad.append(line)
-                else:
-                    self.rows[row.key] = Kept(place, row.status, row.seconds)
-                place += len(line)
+        self.rows, bad = kept(self.folder)
         if bad:
             self._set_aside(bad)
 
@@ -86,8 +81,7 @@ class Log:
         self.torn = len(bad)
         os.close(self._file)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
-        self.rows = {}
-        self._read()
+        self.rows, _ = kept(self.folder)
 
     def append(self, row: Row) -> None:
         """Add a row, whole or not at all. Raises OSError, naming the log, if the disk does not take it."""
@@ -98,7 +92,7 @@ class Log:
         except OSError as error:
             os.ftruncate(self._file, place)
             raise type(error)(error.errno, error.strerror, str(self.path)) from error
-        self.rows[row.key] = Kept(place, row.status, row.seconds)
+        self.rows[row.key] = Kept(place, row.status)
 
     def in_order(self, keys: Iterable[str]) -> Iterator[Row]:
         """The rows of these designs, which are there, one in memory at a time."""
@@ -108,3 +102,19 @@ class Log:
                 row = Row.of_line(file.readline())
                 assert row is not None  # it was read, or written, by this very process
                 yield row
+
+
+def kept(folder: Path) -> tuple[dict[str, Kept], list[bytes]]:
+    """The rows that a folder's log has, by identity, and its damaged lines. Of a design the last row counts."""
+    rows: dict[str, Kept] = {}
+    bad: list[bytes] = []
+    place = 0
+    with (folder / LOG).open("rb") as file:
+        for line in file:
+            row = Row.of_line(line)
+            if row is None:
+                bad.append(line)
+            else:
+                rows[row.key] = Kept(place, row.status)
+            place += len(line)
+    return rows, bad

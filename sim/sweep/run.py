@@ -1,17 +1,17 @@
 """A sweep carried out: what is still to be run is run, each row goes to the log, and the table is made of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from ground.errors import InputError
 from ground.progress import Watch
 from sim.sweep.design import Design
+from sim.sweep.estimate import seconds
 from sim.sweep.identity import identity, refused_identity
-from sim.sweep.log import Log
+from sim.sweep.log import LOG, Log, kept
 from sim.sweep.row import Row
-from sim.sweep.tasks import Batch, Task, batches
-
-Runner = Callable[[Sequence[Batch]], Iterator[Row]]
-"""Runs batches somewhere and gives the rows as they come, in any order."""
+from sim.sweep.tasks import Runner, Task, batches
 
 
 def identified(designs: Iterable[Design]) -> Iterator[tuple[str, Design, Row | None]]:
@@ -34,9 +34,11 @@ def carry_out(designs: Iterable[Design], log: Log, runner: Runner) -> list[tuple
     todo: dict[str, Task] = {}
     for key, design, refusal in identified(designs):
         every.append((key, design))
-        if refusal is None and not done(log, key):
+        if key in log.rows and log.rows[key].settled:
+            continue
+        if refusal is None:
             todo.setdefault(key, Task(key, design))
-        elif refusal is not None and key not in log.rows:
+        else:
             log.append(refusal)
     if todo:
         with Watch("sweep") as watch:
@@ -46,6 +48,24 @@ def carry_out(designs: Iterable[Design], log: Log, runner: Runner) -> list[tuple
     return every
 
 
-def done(log: Log, key: str) -> bool:
-    """Whether the log has what a design gave, once and for all."""
-    return key in log.rows and log.rows[key].status != "failed"
+@dataclass(frozen=True)
+class Outlook:
+    """What a sweep would do: how many designs it has, how many are to be run, and about how long that takes."""
+
+    designs: int
+    to_run: int
+    cannot: int
+    seconds: float
+
+
+def outlook(designs: Iterable[Design], folder: Path | None, workers: int) -> Outlook:
+    """Look ahead; ``folder`` may hold rows of earlier runs. Runs a few designs, writes nothing."""
+    there = kept(folder)[0] if folder is not None and (folder / LOG).exists() else {}
+    count = cannot = 0
+    todo: dict[str, Task] = {}
+    for key, design, refusal in identified(designs):
+        count += 1
+        cannot += refusal is not None
+        if refusal is None and not (key in there and there[key].settled):
+            todo.setdefault(key, Task(key, design))
+    return Outlook(count, len(todo), cannot, seconds(batches(todo.values()), workers))

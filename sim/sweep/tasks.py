@@ -1,11 +1,12 @@
 """Designs put together for workers: those that share a plan go to one worker, one after another."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ground.errors import InputError
 from sim.policies import policy_class
 from sim.sweep.design import Design
+from sim.sweep.row import Row
 
 BATCH = 12
 """Designs of a batch, at most: few, so that workers end at about the same time."""
@@ -22,6 +23,9 @@ class Task:
 
 
 Batch = tuple[Task, ...]
+
+Runner = Callable[[Sequence[Batch]], Iterator[Row]]
+"""Runs batches somewhere and gives the rows as they come, in any order."""
 
 
 def batches(tasks: Iterable[Task]) -> list[Batch]:

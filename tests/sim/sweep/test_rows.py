@@ -13,6 +13,7 @@ from sim.sweep.execute import run_design
 from sim.sweep.fields import fitted
 from sim.sweep.identity import identity
 from sim.sweep.row import Row
+from sim.sweep.run import identified
 from tests.support.replays import PROFILE, reported, toy_trace
 
 
@@ -120,9 +121,9 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(trace: Path) -> None:
         ({"cold": True, "batch": 2}, "--cold"),
         ({"seed": -1}, "seed: -1"),
     ):
-        one = run_design(design(trace=str(trace), **fields), "any")
-        if one.status == "failed":  # it has an identity
-            one = row(design(trace=str(trace), **fields))
+        wanted = design(trace=str(trace), **fields)
+        ((key, _, one),) = identified([wanted])
+        one = one or run_design(wanted, key)
         assert one.status == "refused" and reason in one.reason and "\n" not in one.reason
 
 

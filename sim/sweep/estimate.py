@@ -1,0 +1,46 @@
+"""How long a sweep will take, by a few of its designs: of each policy one that makes a plan and one that finds it."""
+
+import time
+from collections.abc import Sequence
+
+from sim.sweep.execute import run_design
+from sim.sweep.tasks import Batch, Task
+
+PATIENCE = 20.0
+"""Seconds that are spent on trying; policies that are left then are taken to be as slow as those that were tried."""
+_START = 2.0
+"""Seconds that processes take to start."""
+
+
+def seconds(batches: Sequence[Batch], workers: int) -> float:
+    """About how long so many processes take for ``batches``. Runs some of their designs and keeps nothing."""
+    of_policy: dict[str, list[Batch]] = {}
+    for batch in batches:
+        of_policy.setdefault(str(batch[0].design.fields.get("policy", "")), []).append(batch)
+    if not of_policy:
+        return 0.0
+    run_design(batches[0][0].design, batches[0][0].key)  # loads what every design needs
+    begin = time.monotonic()
+    tried = designs = 0.0
+    total = 0.0
+    for group in of_policy.values():
+        count = sum(map(len, group))
+        if time.monotonic() - begin < PATIENCE:
+            first, later = _seconds_of(group[0][0]), _seconds_of(group[0][-1])
+            part = count * later + len(group) * max(0.0, first - later)
+            tried, designs = tried + part, designs + count
+        else:
+            part = count * tried / designs
+        total += part
+    return total / min(workers, len(batches)) + _START
+
+
+def _seconds_of(task: Task) -> float:
+    return run_design(task.design, task.key).seconds
+
+
+def spoken(amount: float) -> str:
+    """Seconds as a person says them."""
+    if amount < 90:
+        return f"{amount:.0f} s"
+    return f"{amount / 60:.0f} min" if amount < 5400 else f"{amount / 3600:.1f} h"
