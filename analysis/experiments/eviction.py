@@ -20,6 +20,7 @@ from analysis.runs import Design, spread, unless_too_small
 from sim.policies.named import NamedPolicy
 
 RULES = ("lru", "lfu", "perfect-lfu", "score", "next-use")
+"""The rules compared; the first three know nothing but the traffic at hand."""
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "domoe": ("domoe", {}),
     "fmoe": ("fmoe", {}),
@@ -38,6 +39,15 @@ ALONE = {
     "next-use": NamedPolicy(NO_PREFETCH, "oracle", {"prefetch": False, "eviction": "next-use"}),
 }
 """The rules without requests for what a token will take."""
+SPLIT = {
+    **{rule: NamedPolicy(f"{NO_PREFETCH}, a layer", rule, {"scope": "layer"}) for rule in RULES[:3]},
+    "next-use": NamedPolicy(
+        f"{NO_PREFETCH}, a layer", "oracle", {"prefetch": False, "eviction": "next-use", "scope": "layer"}
+    ),
+}
+"""The same with slots split over layers, as ``promoe`` and ``cache-moe`` have them."""
+ORACLES = {"oracle": (NO_PREFETCH, "global"), "oracle, a layer": (f"{NO_PREFETCH}, a layer", "layer")}
+"""The oracles, and by what each is held against itself: its slots without requests."""
 LARGER = "50%"
 ACCURACIES = tuple(round(0.05 * i, 2) for i in range(21))
 _SHOWN = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -46,7 +56,7 @@ _SHOWN = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 def _contestants() -> Iterator[tuple[str, NamedPolicy]]:
     """Rule and policy of every run that is no oracle's."""
-    yield from ALONE.items()
+    yield from (*ALONE.items(), *SPLIT.items())
     for (label, (name, values)), rule in product(REQUESTS.items(), RULES):
         one = NamedPolicy(label, name, values | {"eviction": rule})
         if rule in get_args(one.kind.takes.model_fields["eviction"].annotation):
@@ -68,9 +78,10 @@ def measure(options: ExperimentOptions) -> Data:
             if workload == first:
                 jobs += [
                     (
-                        where | {"requests": "oracle", "eviction": rule, "accuracy": accuracy},
-                        Design(place, NamedPolicy("oracle", "oracle", {"accuracy": accuracy, "eviction": rule})),
+                        where | {"requests": label, "eviction": rule, "accuracy": accuracy},
+                        Design(place, NamedPolicy(label, "oracle", values | {"accuracy": accuracy, "eviction": rule})),
                     )
+                    for label, values in ((label, {"scope": scope}) for label, (_, scope) in ORACLES.items())
                     for rule, accuracy in product(RULES, ACCURACIES)
                 ]
     outcomes = spread(unless_too_small, [design for _, design in jobs], options.processes, "eviction")
@@ -132,18 +143,18 @@ def _by_accuracy(data: Data) -> Sheet:
     shown = [accuracy for accuracy in data["accuracies"] if accuracy in _SHOWN]
     rows = []
     for place in _places(data):
-        alone = _speeds(_at(data, place, accurate=False))[NO_PREFETCH]
-        best = max(alone[rule] for rule in ("lru", "lfu", "perfect-lfu"))
+        alone = _speeds(_at(data, place, accurate=False))
+        best = max(alone.get(which, {}).get(rule, 0.0) for which, _ in ORACLES.values() for rule in RULES[:3])
         oracle = _at(data, place, accurate=True)
-        for rule in dict.fromkeys(run["eviction"] for run in oracle):
-            speed = {run["accuracy"]: run["tokens_per_s"] for run in having(oracle, eviction=rule)}
-            own = None if rule == "score" else alone[rule]
+        for label, rule in dict.fromkeys((run["requests"], run["eviction"]) for run in oracle):
+            speed = {run["accuracy"]: run["tokens_per_s"] for run in having(oracle, requests=label, eviction=rule)}
+            own = None if rule == "score" else alone[ORACLES[label][0]][rule]
             rows.append(
-                [*place, rule, number(own, 3), *(number(speed[a], 3) for a in shown), _from(speed, own),
+                [*place, label, rule, number(own, 3), *(number(speed[a], 3) for a in shown), _from(speed, own),
                  _from(speed, best)]
             )  # fmt: skip
-    columns = ["model", "cache", "workload", "eviction", NO_PREFETCH, *(f"{a:.2f}" for a in shown), "pays from",
-               "beats all from"]  # fmt: skip
+    columns = ["model", "cache", "workload", "requests", "eviction", NO_PREFETCH, *(f"{a:.2f}" for a in shown),
+               "pays from", "beats all from"]  # fmt: skip
     return Sheet("How right a predictor must be: the oracle's tokens/s by accuracy", columns, rows,
                  notes("eviction-accuracy"))  # fmt: skip
 

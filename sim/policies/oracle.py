@@ -24,6 +24,8 @@ class OracleParameters(Parameters):
     """how many layers ahead of the running one prefetches are made; 0 asks for all layers when the step begins."""
     eviction: Literal["lru", "fifo", "lfu", "perfect-lfu", "score", "next-use"] = "lru"
     """who goes; score: whom the latest guesses of its layer do not name, or name last; next-use: Belady's MIN."""
+    scope: Literal["global", "layer"] = "global"
+    """share the slots over all layers, or split them evenly, a pool a layer."""
     prefetch: bool = True
     """false asks for nothing ahead in decode, so that eviction is left alone."""
 
@@ -51,6 +53,7 @@ class ByOracle(Policy):
         guesses = [(point, layer, top(scores, choices)) for point, layer, scores in scored]
         return Plan(
             eviction=given.eviction,
+            per_layer=given.scope == "layer",
             values=latest_scores(view, scored) if given.eviction == "score" else None,
             requests=best_first(view, guesses) if given.prefetch else None,
             stream_prefill=True,
