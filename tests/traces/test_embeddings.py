@@ -3,6 +3,7 @@ import pytest
 
 from ground.errors import InputError
 from traces.embeddings import STRONG, Basis, best_step, fit
+from traces.statistics import routing
 from traces.statistics.embedding_price import Keyed, choose_basis, mean_recall, price
 from traces.statistics.recall import recall, vote, vote_recall
 
@@ -161,3 +162,33 @@ def test_a_basis_of_another_model_is_refused():
     states, routes = made_states(layers=2)
     with pytest.raises(InputError, match="basis is for 48 hidden units and 4 levels"):
         choose_basis([Keyed(states, routes, np.arange(600) > 400)], 8, None, basis, 0)
+
+
+@pytest.mark.parametrize("wanted", [(16, 3), None])
+def test_tensors_give_what_arrays_do(wanted):
+    """States on a GPU are tensors of the model's precision; here of a CPU, so that the comparison is close."""
+    torch = pytest.importorskip("torch")
+    arrays = []
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        states = torch.from_numpy(rng.standard_normal((400, 4, 48)) * np.linspace(0.2, 3, 48)).to(torch.bfloat16)
+        states[3, 2] = 0
+        routes = np.stack([rng.permutation(16)[:3] for _ in range(400 * 3)]).reshape(400, 3, 3).astype(np.int16)
+        arrays.append(Keyed(states, routes, np.arange(400) >= 280))
+    hosted = [Keyed(one.states.float().numpy(), one.routes, one.is_eval) for one in arrays]
+    (basis, about), (same, said) = (choose_basis(domains, 16, wanted, None, 0) for domains in (hosted, arrays))
+    assert (about["dims"], about["bits"]) == (said["dims"], said["bits"])
+    for name in ("recall_full", "recall_stored", "deflate_bytes", "lzma_bytes"):
+        assert about[name] == pytest.approx(said[name], rel=0.02), name
+    assert np.abs(basis.scale / same.scale - 1).max() < 1e-5
+    for level in (None, 2):
+        one, other = (
+            basis.quantise(d[0].states if level is None else d[0].states[:, 2], level) for d in (hosted, arrays)
+        )
+        assert other.dtype == np.int8 and (one != other).mean() < 1e-3
+    both = [
+        routing.statistics({"x": d[0], "y": d[1]}, {"x": d[0].routes, "y": d[1].routes}, 16) for d in (hosted, arrays)
+    ]
+    assert both[0]["adjacent_layer_cosine"] == pytest.approx(both[1]["adjacent_layer_cosine"], abs=2e-4)
+    for name in ("x", "y"):
+        assert both[0]["neighbour_recall"][name] == pytest.approx(both[1]["neighbour_recall"][name], abs=0.01)

@@ -9,6 +9,7 @@ from ground.errors import InputError
 from traces.__main__ import main
 from traces.capture import bench
 from traces.capture.bench import TINY, BenchShape, bench_text, random_model, run_bench
+from traces.capture.decoding import Prompt
 
 
 def test_the_bench_times_generation_and_every_part_of_a_capture(capsys):
@@ -26,15 +27,18 @@ def test_a_capture_is_as_long_as_its_parts():
     assert result.ratio > 0 and result.tokens == TINY.prompts * TINY.new_tokens
 
 
-def test_both_run_the_same_tokens(monkeypatch):
-    seen = []
-    monkeypatch.setattr(bench, "trace_of_domain", lambda rows, *_: seen.append(rows) or pytest.skip.Exception)
-    model, text = random_model(TINY, "cpu"), bench_text(TINY)
-    with pytest.raises(AttributeError):
-        bench._capture(model, text, TINY, bench.Clock("cpu"))
-    prompts = [row.prompt.split() for row in (*text.profile, *text.eval)]
-    assert (seen[0].arrays["phase"] == 0).sum() == sum(map(len, prompts))
-    assert (seen[0].arrays["phase"] == 1).sum() == TINY.prompts * (TINY.new_tokens - 1)
+def test_a_capture_runs_the_tokens_of_plain_generation(monkeypatch):
+    said, captured = [], []
+    model, text, store = random_model(TINY, "cpu"), bench_text(TINY), bench.trace_of_domain
+    monkeypatch.setattr(bench, "trace_of_domain", lambda rows, *more: captured.append(rows) or store(rows, *more))
+    bench._capture(model, text, TINY, bench.Clock("cpu"))
+    generate = model.generate
+    model.generate = lambda *inputs, **named: said.extend(generate(*inputs, **named)[:, :-1].tolist())
+    prompts = [list(map(int, row.prompt.split())) for row in (*text.profile, *text.eval)]
+    bench._generate(model, [[Prompt(ids, [], 0) for ids in prompts]], TINY.new_tokens)
+    longest, arrays = max(map(len, prompts)), captured[0].arrays
+    for number, (ids, whole) in enumerate(zip(prompts, said, strict=True)):
+        assert arrays["token"][arrays["sequence"] == number].tolist() == whole[longest - len(ids) :]
 
 
 def test_the_default_model_has_thirteen_billion_weights():
