@@ -216,8 +216,8 @@ def test_eviction_rules_are_compared_on_the_same_requests(measured: dict[str, Da
         cells = dict(zip(columns, row, strict=True))
         speed = {rule: float(cells[rule].replace(",", "")) for rule in eviction.RULES[:4] if cells[rule] != "–"}
         assert speed[cells["most"]] == max(speed.values())
-        assert (cells["next-use"] == "–") == (cells["requests"] != eviction.NO_PREFETCH)
-    assert {row[3] for row in accurate.rows} == {*eviction.RULES}
+        assert (cells["next-use"] == "–") == (not cells["requests"].startswith(eviction.NO_PREFETCH))
+    assert {(row[3], row[4]) for row in accurate.rows} == {*product(eviction.ORACLES, eviction.RULES)}
     for cache in {row[0] for row in short.rows}:
         (alone,) = (row for row in short.rows if row[:2] == [cache, eviction.NO_PREFETCH])
         speeds = [[float(row[i].replace(",", "")) for i in (4, 5)] for row in rows.rows

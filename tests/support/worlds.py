@@ -42,7 +42,7 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "fiddler": [{}, {"beside": False}, {"host_gbps": 1e6, "tokens": 0.5}, {"host_gbps": 0.05, "shared_gbps": 0.01}],
     "oracle": [
         {}, {"accuracy": 0.5, "ahead": 2}, {"accuracy": 0.0, "ahead": 0, "eviction": "lfu"}, {"random": True},
-        {"accuracy": 0.7, "eviction": "perfect-lfu"}, {"accuracy": 0.6, "eviction": "score", "ahead": 2},
+        {"accuracy": 0.7, "eviction": "perfect-lfu"}, {"accuracy": 0.6, "eviction": "score", "scope": "layer"},
         {"eviction": "next-use", "prefetch": False}, {"accuracy": 0.5, "eviction": "fifo"},
     ],
     "moe-infinity": [
