@@ -10,12 +10,14 @@ PREFILL, DECODE = 0, 1
 SPLITS = ("profile", "eval")
 ROW_ARRAYS = ("experts", "token", "sequence", "position", "phase")
 SEQUENCE_ARRAYS = ("domain", "split", "sequence_id")
-OPTIONAL_ROW_ARRAYS = ("gates", "probs", "prob_experts", "lookahead")
+PREDICTED = ("predicted_experts", "predicted_probs")
+OPTIONAL_ROW_ARRAYS = ("gates", "probs", "prob_experts", "lookahead", *PREDICTED)
 OPTIONAL = (*OPTIONAL_ROW_ARRAYS, "embeddings", "embedding_scale", "prefill_embeddings")
 DTYPES = {
     "layers": np.int32, "experts": np.int16, "token": np.int32, "sequence": np.int32, "position": np.int32,
     "phase": np.uint8, "gates": np.float16, "probs": np.uint8, "prob_experts": np.int16, "embeddings": np.int8,
-    "embedding_scale": np.float32, "prefill_embeddings": np.int8, "lookahead": np.int16,
+    "embedding_scale": np.float32, "prefill_embeddings": np.int8, "lookahead": np.int16, "predicted_experts": np.int16,
+    "predicted_probs": np.uint8,
 }  # fmt: skip
 FILE_ARRAYS = frozenset({"meta", *DTYPES, *SEQUENCE_ARRAYS})
 
@@ -45,6 +47,8 @@ class TraceArrays:
     embedding_scale: np.ndarray | None = None  # (L+1,) float32: stored x scale is the projected embedding
     prefill_embeddings: np.ndarray | None = None  # (Tp, D) int8, prefill rows, at level meta.embedding.prefill_layer
     lookahead: np.ndarray | None = None  # (T, L, K) int16: what layer l+1's router says of layer l's input; last -1
+    predicted_experts: np.ndarray | None = None  # (T, L, M) int16: a path predictor's ranking, -1 where it says nothing
+    predicted_probs: np.ndarray | None = None  # (T, L, M) uint8: its probabilities x 255, rounded
     source: str = ""  # the file it was loaded from, not stored
     sha256: str = ""  # of that file's bytes, not stored
 

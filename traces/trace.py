@@ -21,6 +21,7 @@ from traces.schema import (
     FILE_ARRAYS,
     OPTIONAL,
     OPTIONAL_ROW_ARRAYS,
+    PREDICTED,
     ROW_ARRAYS,
     SEQUENCE_ARRAYS,
     TraceArrays,
@@ -119,7 +120,8 @@ class Trace(TraceArrays):
             [t.sequence + np.int32(start) for t, start in zip(traces, starts, strict=False)]
         )
         notes = list(dict.fromkeys(note for t in traces for note in t.meta.get("notes", [])))
-        for group in (("gates",), ("probs", "prob_experts"), ("lookahead",), ("embeddings",), ("prefill_embeddings",)):
+        embedded: tuple[tuple[str, ...], ...] = (("embeddings",), ("prefill_embeddings",))
+        for group in (("gates",), ("probs", "prob_experts"), ("lookahead",), PREDICTED, *embedded):
             values = [[getattr(t, n) for n in group] for t in traces]
             if len({_form(t, group) for t in traces}) == 1:
                 columns = zip(group, zip(*values, strict=True), strict=True)
@@ -215,7 +217,7 @@ def _stored(name: str, array: np.ndarray, meta: dict[str, Any]) -> np.ndarray:
     """A stored array in the dtype of Trace; values that do not fit are refused, never wrapped."""
     if name in SEQUENCE_ARRAYS:
         return array.astype(array.dtype.newbyteorder("=")) if array.dtype.kind == "U" else array
-    if name in ("experts", "gates", "lookahead") and array.ndim == 2:
+    if name in ("experts", "gates", "lookahead", *PREDICTED) and array.ndim == 2:
         array = array[:, :, None]
     dtype = np.dtype(DTYPES[name])
     if dtype.kind == "f":
@@ -277,6 +279,8 @@ def _form(trace: Trace, group: Sequence[str]) -> str:
     """What must agree before arrays of several traces may stand below each other, as text."""
     arrays = [getattr(trace, name) for name in group]
     shapes = [None if array is None else array.shape[1:] for array in arrays]
+    if arrays[0] is not None and group == PREDICTED:
+        return repr((shapes, trace.meta["predictor"]["sha256"]))
     if arrays[0] is None or "embeddings" not in group[0]:
         return repr(shapes)
     about = trace.meta.get("embedding", {})

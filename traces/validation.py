@@ -9,9 +9,9 @@ import numpy as np
 from ground.errors import InputError
 from ground.text import check_name
 from traces.arrays import at, named, refuse
-from traces.schema import DECODE, DTYPES, PREFILL, SPLITS, TraceArrays
+from traces.schema import DECODE, DTYPES, PREDICTED, PREFILL, SPLITS, TraceArrays
 
-META_OBJECTS = ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
+META_OBJECTS = ("captured", "text", "decoding", "software", "embedding", "subset", "converted", "predictor")
 # Enough for any model's config; functions that walk a trace's meta may recurse.
 MOST_NESTED = 32
 
@@ -36,6 +36,7 @@ def validate(trace: TraceArrays) -> None:
         _check_probs(trace)
         _check_embeddings(trace)
         _check_lookahead(trace)
+        _check_predictions(trace)
 
 
 def check_meta(meta: Any) -> None:
@@ -63,6 +64,7 @@ def check_meta(meta: Any) -> None:
         *((meta, field, dict, "an object") for field in META_OBJECTS), (meta, "notes", list, "a list of texts"),
         (model, "config", dict, "an object"), (model, "part", str, "a text"),
         (meta.get("embedding", {}), "basis_sha256", str, "a text"),
+        (meta.get("predictor", {}), "sha256", str, "a text"),
     ):  # fmt: skip
         if field in about and not isinstance(about[field], kind):
             raise InputError(f"meta, field {field!r}: {about[field]!r:.60}, expected {wanted}")
@@ -182,7 +184,7 @@ def _check_bounds(name: str, array: np.ndarray, low: int, high: int) -> None:
 
 def _check_routes(name: str, routes: np.ndarray, trace: TraceArrays, least: int = -1) -> None:
     """Ids of shape (T, L, any) in ``least``..E-1 and distinct within a route, -1 aside."""
-    slots = trace.meta["model"]["top_k"] if name != "prob_experts" else None
+    slots = None if name in ("prob_experts", "predicted_experts") else trace.meta["model"]["top_k"]
     _check_array(name, routes, np.int16, (len(trace.sequence), len(trace.layers), slots))
     check_ids(name, routes, trace.meta["model"]["experts"], least)
     check_distinct(name, routes)
@@ -288,3 +290,40 @@ def _check_lookahead(trace: TraceArrays) -> None:
         last != -1,
         lambda *row: f"array 'lookahead', row {row[0]}, {where}: expert {last[row]}, expected -1 (no layer follows)",
     )
+
+
+def _check_predictions(trace: TraceArrays) -> None:
+    """Ranked ids with falling probabilities, a whole route or none of it, and none in the profile split."""
+    ids, probs = trace.predicted_experts, trace.predicted_probs
+    if (ids is None) != (probs is None):
+        there, missing = PREDICTED if probs is None else PREDICTED[::-1]
+        raise InputError(f"array {there!r}: there without {missing!r}")
+    if ids is None or probs is None:
+        return
+    if "sha256" not in trace.meta.get("predictor", {}):
+        raise InputError("meta.predictor: no sha256; expected that of the predictor whose predictions are there")
+    _check_routes("predicted_experts", ids, trace)
+    if not ids.shape[2]:
+        raise InputError("array 'predicted_experts': 0 ids a route, expected at least 1")
+    _check_array("predicted_probs", probs, np.uint8, ids.shape)
+    told = trace.row_split("eval")
+    for start in range(0, len(ids), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        _check_rankings(ids[block], probs[block], told[block], start)
+
+
+def _check_rankings(ids: np.ndarray, probs: np.ndarray, told: np.ndarray, start: int) -> None:
+    """The same of some rows, the first of which is ``start``; ``told`` (rows,) are those of the evaluation split."""
+    none = ids < 0
+    for name, bad, wanted in (
+        (PREDICTED[0], (none != none[:, :, :1]).any(axis=2), "a whole ranking, or -1 alone"),
+        (PREDICTED[0], ~none[:, :, 0] & ~told[:, None], "-1 in the profile split, of which the predictor learns"),
+        (PREDICTED[1], (none & (probs != 0)).any(axis=2), "0 where no expert is predicted"),
+        (PREDICTED[1], (probs[:, :, 1:] > probs[:, :, :-1]).any(axis=2), "the largest first"),
+    ):
+        values = ids if name == PREDICTED[0] else probs
+
+        def words(row: int, layer: int, name: str = name, values: np.ndarray = values, wanted: str = wanted) -> str:
+            return f"array {name!r}{at(start + row, layer)}: {values[row, layer].tolist()!s:.80}, expected {wanted}"
+
+        refuse(np.asarray(bad), words)

@@ -97,14 +97,16 @@ def traces(
     if draw(st.booleans()) if ragged is None else ragged:
         routes[rng.random(routes.shape) < 0.2] = -1
     sizes = draw(st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=n_layers, max_size=n_layers)))
-    arrays, about = _optional(draw, rng, routes, phase, n_experts, optional)
+    split = rng.choice(["profile", "eval"], count)
+    is_eval = (split == "eval")[sequence]
+    arrays, about = _optional(draw, rng, routes, phase, n_experts, optional, is_eval)
     return make_trace(
         routes,
         n_experts=n_experts,
         phase=phase,
         sequence=sequence,
         layers=np.cumsum(rng.integers(1, 3, n_layers)) - 1,
-        split=rng.choice(["profile", "eval"], count).tolist(),
+        split=split.tolist(),
         domain=rng.choice(["law", "code", "数学", "🙂 chat"], count).tolist(),
         expert_bytes=None if sizes is None else [1_000_000 * size for size in sizes],
         meta=about,
@@ -126,8 +128,9 @@ def _optional(
     phase: np.ndarray,
     n_experts: int,
     wanted: bool | None,
+    is_eval: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Optional arrays of a trace and what they add to its meta."""
+    """Optional arrays of a trace, ``is_eval`` (T,) its evaluation rows, and what they add to its meta."""
 
     def has() -> bool:
         return draw(st.booleans()) if wanted is None else wanted
@@ -153,6 +156,13 @@ def _optional(
         arrays["prefill_embeddings"] = rng.integers(-127, 128, (rows - decode, dims), dtype=np.int8)
         arrays["embedding_scale"] = rng.uniform(0.01, 1, n_layers + 1).astype(np.float32)
         about["embedding"] = {"basis_sha256": "0" * 64, "dims": dims, "bits": 8, "prefill_layer": 0}
+    if has():
+        ranked = _routes(rng, (rows, n_layers, draw(st.integers(1, n_experts))), n_experts)
+        falling = -np.sort(-rng.integers(0, 256, ranked.shape), axis=2)
+        said = is_eval[:, None, None]
+        arrays["predicted_experts"] = np.where(said, ranked, -1).astype(np.int16)
+        arrays["predicted_probs"] = np.where(said, falling, 0).astype(np.uint8)
+        about["predictor"] = {"sha256": "1" * 64}
     return arrays, about
 
 

@@ -46,8 +46,10 @@ FULL = {
     "prefill_embeddings": np.ones((1, 4), np.int8),
     "embedding_scale": np.ones(3, np.float32),
     "lookahead": np.array([[[0, 1], [-1, -1]]] * 3, np.int16),
+    "predicted_experts": np.array([[[0, 1], [-1, -1]]] * 3, np.int16),
+    "predicted_probs": np.array([[[200, 9], [0, 0]]] * 3, np.uint8),
     "expert_bytes": [100, 200],
-    "meta": {"embedding": {"dims": 4, "prefill_layer": 0}},
+    "meta": {"embedding": {"dims": 4, "prefill_layer": 0}, "predictor": {"sha256": "1" * 64}},
 }
 
 

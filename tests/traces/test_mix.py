@@ -21,7 +21,10 @@ from traces.mix import mix
 from traces.subset import thinned
 from traces.trace import Trace, validate
 
-ROW_ARRAYS = ("experts", "token", "position", "phase", "gates", "probs", "prob_experts", "lookahead")
+ROW_ARRAYS = (
+    "experts", "token", "position", "phase", "gates", "probs", "prob_experts", "lookahead", "predicted_experts",
+    "predicted_probs",
+)  # fmt: skip
 
 
 def named(trace: Trace, name: str) -> Trace:

@@ -12,6 +12,7 @@ from ground.errors import InputError
 from tests.support.strategies import assert_same, make_trace, traces
 from tests.support.trace_files import full_trace, one_line, stored
 from traces.__main__ import main
+from traces.schema import PREDICTED
 from traces.trace import Trace, validate
 
 # --- round trip ---
@@ -42,7 +43,7 @@ def test_splitting_a_trace_and_joining_it_again_changes_nothing(trace):
     joined = Trace.concat(parts)
     assert joined.sequence_id.tolist() == trace.sequence_id[order].tolist()
     rows = np.concatenate([np.flatnonzero(trace.sequence == s) for s in order])
-    for name in ("experts", "gates", "probs", "prob_experts", "lookahead", "token", "position", "phase"):
+    for name in ("experts", "gates", "probs", "prob_experts", "lookahead", *PREDICTED, "token", "position", "phase"):
         whole = getattr(trace, name)
         assert (whole is None) == (getattr(joined, name) is None)
         if whole is not None:
@@ -111,6 +112,16 @@ MUTATIONS = {
     "lookahead range": ("lookahead", (1, 0, 0), 9, r"'lookahead', row 1, routed layer 0, slot 0: expert 9"),
     "lookahead twice": ("lookahead", (1, 0, 0), 1, r"'lookahead', row 1, routed layer 0: \[1, 1\] repeats"),
     "lookahead last": ("lookahead", (1, 1, 1), 0, r"'lookahead', row 1, last routed layer: expert 0, expected -1"),
+    "predicted range": ("predicted_experts", (1, 0, 1), 4, r"'predicted_experts', row 1, routed layer 0, slot 1: ex"),
+    "predicted twice": ("predicted_experts", (1, 0, 1), 0, r"'predicted_experts', row 1, routed layer 0: \[0, 0\] re"),
+    "predicted in part": (
+        "predicted_experts",
+        (2, 1, 0),
+        3,
+        r"'predicted_experts', row 2, routed layer 1: \[3, -1\], e",
+    ),
+    "predicted of none": ("predicted_probs", (2, 1, 0), 3, r"'predicted_probs', row 2, routed layer 1: \[3, 0\], exp"),
+    "predicted order": ("predicted_probs", (0, 0, 1), 201, r"'predicted_probs', row 0, routed layer 0: \[200, 201\]"),
     "domain": ("domain", 0, "", r"'domain', sequence 0: empty"),
     "split": ("split", 0, "test", r"'split', sequence 0: 'test', expected profile or eval"),
     "sequence_id": ("sequence_id", 0, "", r"'sequence_id', sequence 0: empty"),
@@ -175,6 +186,10 @@ def test_arrays_that_need_each_other():
         ({"probs": None}, "'prob_experts': there without 'probs'"),
         ({"prob_experts": None}, r"'probs': shape \(3, 2, 3\), expected \(3, 2, 4\)"),
         ({"embedding_scale": None}, "'embedding_scale': missing"),
+        ({"predicted_probs": None}, "'predicted_experts': there without 'predicted_probs'"),
+        ({"predicted_experts": None}, "'predicted_probs': there without 'predicted_experts'"),
+        ({"meta": good.meta | {"predictor": {}}}, "meta.predictor: no sha256"),
+        ({"split": np.array(["profile"])}, r"'predicted_experts', row 0, routed layer 0: \[0, 1\], expected -1 in the"),
         ({"embeddings": None, "prefill_embeddings": None}, "'embedding_scale': there without"),
     ):
         with pytest.raises(InputError, match=message):
@@ -187,7 +202,7 @@ META = {
     "schema 1.0": ({"schema": 1.0}, "meta.schema: 1.0"),
     **{
         f"{field} {value!r}": ({field: value}, re.escape(f"meta, field {field!r}: {value!r}, expected an object"))
-        for field in ("captured", "text", "decoding", "software", "embedding", "subset", "converted")
+        for field in ("captured", "text", "decoding", "software", "embedding", "subset", "converted", "predictor")
         for value in ("x", [1], None, 5)
     },
     "note": ({"notes": ["a", None]}, "meta.notes, entry 1: None"),

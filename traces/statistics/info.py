@@ -15,13 +15,14 @@ from ground.files import atomic_path
 from ground.text import as_is
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
-from traces.schema import DECODE, PREFILL
+from traces.schema import DECODE, PREDICTED, PREFILL
 from traces.statistics.routing import show_statistics
 from traces.statistics.separation import separation
 from traces.statistics.usage import entropy, expert_counts, reuse, shares
 from traces.trace import Trace
 
-_OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead")
+_OPTIONAL = ("gates", "probs", "prob_experts", "embeddings", "prefill_embeddings", "lookahead", *PREDICTED)
+_BESIDE = ("prob_experts", "predicted_probs")  # belong to another array
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _table(fact: dict[str, Any]) -> Table:
         + (f"; {lengths['min']:,} to {lengths['max']:,} rows, mean {lengths['mean']:,.1f}" * (fact["sequences"] > 1)),
         "domains": f"{len(fact['domains'])}" if len(fact["domains"]) > 1 else next(iter(fact["domains"])),
         "also holds": ", ".join(f"{n} {tuple(s)}" for n, s in fact["arrays"].items() if s is not None) or "nothing",
-        "lacks": ", ".join(n for n, s in fact["arrays"].items() if s is None and n != "prob_experts") or None,
+        "lacks": ", ".join(n for n, s in fact["arrays"].items() if s is None and n not in _BESIDE) or None,
         "activations": f"{fact['activations']:,}" + (f" ({fact['none_ids']:,} ids none)" if fact["none_ids"] else ""),
         "entropy, all rows": None
         if entropy["mean"] is None
