@@ -256,6 +256,56 @@ def convert(
 
 
 @app.command
+def record(
+    *,
+    server: Annotated[str, Help("address of an OpenAI-compatible server that returns routed experts (vLLM, SGLang)")],
+    prompts: Annotated[Path, Help("one prompt a line, or .jsonl rows {prompt | messages, domain}")],
+    output: _Output,
+    served: Annotated[str | None, Help("the model's name on the server; default: its first one")] = None,
+    model: Annotated[
+        str | None, Help("the model whose costs are charged: a built-in name, or the config.json of any other")
+    ] = None,
+    layers: Annotated[str | None, Help("model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
+    max_tokens: Annotated[WholeNumber, Help("tokens generated at most")] = 256,
+    temperature: float = 0.8,
+    concurrency: Annotated[WholeNumber, Help("requests under way together")] = 8,
+    retries: Annotated[WholeNumber, Help("how often a request that fails is repeated")] = 6,
+    timeout: Annotated[float, Help("seconds that an answer may take")] = 600.0,
+    key_variable: Annotated[str | None, Help("the environment variable with the server's API key")] = None,
+    licence: Annotated[str | None, Help("the licence of the prompts, for the record")] = None,
+    seed: WholeNumber = 0,
+) -> None:
+    r"""Ask a running server for answers with their routes, and make a trace of them.
+
+    Answers go to `OUTPUT.answers.jsonl` as they come. After a broken connection the same command asks for the rest.
+
+    For example:
+
+    ```
+    vllm serve Qwen/Qwen3-30B-A3B --enable-return-routed-experts
+    python -m traces record --server http://localhost:8000 \
+        --prompts prompts.txt -o chat.npz
+    ```
+    """
+    from traces.convert.kinds import Given, replay_needs
+    from traces.plausibility import doubts
+    from traces.record import Asking
+    from traces.record import record as record_answers
+
+    keep_apart([prompts, model], {"--output": output, "--output, the answers:": f"{output}.answers.jsonl"})
+    if concurrency < 1 or max_tokens < 1 or timeout <= 0 or temperature < 0:
+        raise InputError("--concurrency, --max-tokens and --timeout: expected more than 0, --temperature at least 0")
+    asking = Asking(
+        server, served, max_tokens, temperature, seed, concurrency, retries, timeout, key_variable=key_variable
+    )
+    given = Given(model=model, layers=layers, source=prompts.name, licence=licence)
+    trace = record_answers(prompts, output, asking, given)
+    for note in (*trace.meta["notes"], *doubts(trace), *replay_needs(trace)):
+        print(f"warning: {printable(note)}", file=sys.stderr)
+    print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
+
+
+@app.command
 def subset(
     traces: Annotated[list[Path], Help("trace file; the sequences of several take turns")],
     /,

@@ -57,8 +57,17 @@ class _Part:
 
 def requests_of(exchange: Exchange, given: Given) -> Iterator[Request]:
     """The requests of one exchange, one a text; raises InputError."""
+    model = given.model or _model(exchange)
+    asked = given if model == given.model else Given(**given.stated | {"model": model})
     for part in _parts(exchange):
-        yield _request(part, exchange, given)
+        yield _request(part, exchange, asked)
+
+
+def _model(exchange: Exchange) -> str | None:
+    """The built-in model that an answer or its request names; None where it is of another name."""
+    name = str(exchange.answer.get("model") or exchange.request.get("model") or "").rpartition("/")[2]
+    spec = builtin_decoder(name)
+    return None if spec is None else spec.name
 
 
 def _parts(exchange: Exchange) -> Iterator[_Part]:
@@ -197,10 +206,10 @@ def _read(sources: Sequence[Source], given: Given) -> Record:
     record = Record(())
     first = next(exchanges(sources[0].value, "answer 0"), None)
     if first is not None:
-        name = str(first.answer.get("model") or first.request.get("model") or "").rpartition("/")[2]
-        spec = builtin_decoder(name) if given.model is None else None
-        record.model = None if spec is None else spec.name
-    asked = given if record.model is None else Given(**given.stated | {"model": record.model})
+        record.model = _model(first) if given.model is None else None
+        heat = first.request.get("temperature")
+        if isinstance(heat, int | float):
+            record.decoding = f"sampled at temperature {heat:g}" if heat else "greedy"
 
     def requests() -> Iterator[Request]:
         failed = 0
@@ -209,7 +218,7 @@ def _read(sources: Sequence[Source], given: Given) -> Record:
                 found = list(exchanges(value, f"answer {number}"))
                 failed += not found
                 for exchange in found:
-                    yield from requests_of(exchange, asked)
+                    yield from requests_of(exchange, given)
         if failed:
             record.notes.append(f"{failed} answers are errors without routes and were passed over")
 
@@ -223,7 +232,7 @@ def _recognises(source: Source) -> bool:
         value = value[0]
     if not isinstance(value, dict):
         return False
-    inner = value.get("response", value.get("answer"))
+    inner = value.get("response", value.get("answer", value.get("error") and value.get("request")))
     return any(mark <= set(value) for mark in _MARKS) or isinstance(inner, dict | list)
 
 
