@@ -9,6 +9,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from ground.files import atomic_path
 from sim.sweep.design import Design
 from sim.sweep.execute import run_design
 from sim.sweep.row import Row
-from sim.sweep.tasks import Batch, singles
+from sim.sweep.tasks import Batch, Runner, singles
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -27,8 +28,9 @@ _SECONDS_TO_CONNECT = 10
 _one_at_a_time = threading.Lock()
 
 
-def run_on_cluster(batches: Sequence[Batch], address: str) -> Iterator[Row]:
-    """The rows of all designs as the workers of the scheduler at ``address`` end them.
+@contextmanager
+def cluster_workers(address: str) -> Iterator[Runner]:
+    """What runs designs on the workers of the scheduler at ``address``.
 
     A batch whose worker dies is run by another; a design that ends several is a row that failed. Raises InputError if
     there is no scheduler, ModuleNotFoundError where distributed is not installed.
@@ -41,7 +43,7 @@ def run_on_cluster(batches: Sequence[Batch], address: str) -> Iterator[Row]:
         why = " ".join(str(wrong).split())
         raise InputError(f"--scheduler {address}: {why}; expected a running dask scheduler") from None
     with client:
-        yield from _rows(client, batches)
+        yield lambda batches: _rows(client, batches)
 
 
 def _rows(client: "Client", batches: Sequence[Batch]) -> Iterator[Row]:

@@ -1,10 +1,11 @@
 """``python -m sim sweep``: one replay for each of many designs."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 
@@ -12,12 +13,16 @@ from ground.command_line import Help
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, written
-from ground.progress import say
+from ground.progress import Watch, say
 from ground.text import printable
 from ground.whole_number import WholeNumber
 from sim.sweep.design import Design
+from sim.sweep.space import Space
 from sim.sweep.spec import MOST_DESIGNS, Spec, load_spec, with_axes
 from sim.sweep.tasks import Runner
+
+if TYPE_CHECKING:
+    from sim.sweep.log import Log
 
 _Json = Annotated[str | None, Help("write the answer as JSON here, - is standard output", allow_leading_hyphen=True)]
 
@@ -52,25 +57,23 @@ def sweep(
     """
     from sim.sweep.answer import answer, answer_view
     from sim.sweep.log import Log
-    from sim.sweep.run import carry_out
     from sim.sweep.table import CSV, PARQUET, check, records, write_table
 
     spec = _spec(what, vary or [])
     space = spec.space
-    designs = space.grid(MOST_DESIGNS) if spec.method == "grid" else space.random(spec.designs or 0, spec.seed)
     processes = _processors() if workers is None else workers
     if processes < 1:
         raise InputError(f"--workers: {processes}; give at least 1")
     if dry_run:
-        return _look_ahead(designs, output, processes, json)
+        return _look_ahead(_designs(spec, space), output, processes, json)
     if output is None:
         raise InputError("-o: expected the folder for log and table")
     keep_apart([what], {"--json": json}, folders={"-o": (output, [PARQUET, CSV])})
     check()
-    with Log(output) as log, written(json) as write:
+    with Log(output) as log, written(json) as write, _workers(scheduler, processes) as runner:
         if log.torn:
             say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
-        every = carry_out(designs, log, _runner(scheduler, processes))
+        every = _carried_out(spec, space, log, runner)
         write_table(log, every)
         found = answer(records(log, every), spec.limits.columns)
         names = [name for axis in space.axes for name in axis.names]
@@ -81,15 +84,38 @@ def sweep(
         raise InputError(f"{failed:,} of {found.designs:,} designs failed; the same command tries them again")
 
 
-def _runner(scheduler: str | None, processes: int) -> Runner:
+def _designs(spec: Spec, space: Space) -> Iterator[Design]:
+    """The designs of a grid, or some drawn at random; a search asks for others, about as many."""
+    return space.grid(MOST_DESIGNS) if spec.method == "grid" else space.random(spec.designs or 0, spec.seed)
+
+
+def _carried_out(spec: Spec, space: Space, log: "Log", runner: Runner) -> list[tuple[str, Design]]:
+    """Run the designs of a sweep file, showing progress."""
+    from sim.sweep import search
+    from sim.sweep.run import carry_out
+
+    if spec.method == "search":
+        search.check()
+    with Watch("sweep") as watch:
+
+        def told(done: int, every: int) -> None:
+            watch.at(done / every, f"{done:,} of {every:,} designs")
+
+        if spec.method == "search":
+            limits = spec.limits.columns
+            return search.search(space, spec.goals, limits, spec.designs or 0, spec.seed, log, runner, told)
+        return carry_out(_designs(spec, space), log, runner, told)
+
+
+def _workers(scheduler: str | None, processes: int) -> AbstractContextManager[Runner]:
     """What runs batches: processes of this machine, or a cluster's."""
     if scheduler is None:
-        from sim.sweep.workers import run_local
+        from sim.sweep.workers import local_workers
 
-        return lambda batches: run_local(batches, processes)
-    from sim.sweep.cluster import run_on_cluster
+        return local_workers(processes)
+    from sim.sweep.cluster import cluster_workers
 
-    return lambda batches: run_on_cluster(batches, scheduler)
+    return cluster_workers(scheduler)
 
 
 def _look_ahead(designs: Iterable[Design], output: Path | None, processes: int, json: str | None) -> None:

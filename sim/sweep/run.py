@@ -1,11 +1,10 @@
 """A sweep carried out: what is still to be run is run, each row goes to the log, and the table is made of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ground.errors import InputError
-from ground.progress import Watch
 from sim.sweep.design import Design
 from sim.sweep.estimate import seconds
 from sim.sweep.identity import identity, refused_identity
@@ -25,10 +24,13 @@ def identified(designs: Iterable[Design]) -> Iterator[tuple[str, Design, Row | N
             yield key, design, Row(key, "refused", reason)
 
 
-def carry_out(designs: Iterable[Design], log: Log, runner: Runner) -> list[tuple[str, Design]]:
+def carry_out(
+    designs: Iterable[Design], log: Log, runner: Runner, progress: Callable[[int, int], None] = lambda done, all: None
+) -> list[tuple[str, Design]]:
     """Run the designs that the log has no row for, or one that failed; return all of them with their identities.
 
-    Raises OSError if the log cannot be written; all rows before that stay.
+    ``progress`` is told how many of those that are to be run are done, and how many these are. Raises OSError if the
+    log cannot be written; all rows before that stay.
     """
     every: list[tuple[str, Design]] = []
     todo: dict[str, Task] = {}
@@ -41,10 +43,9 @@ def carry_out(designs: Iterable[Design], log: Log, runner: Runner) -> list[tuple
         else:
             log.append(refusal)
     if todo:
-        with Watch("sweep") as watch:
-            for count, row in enumerate(runner(batches(todo.values())), 1):
-                log.append(row)
-                watch.at(count / len(todo), f"{count:,} of {len(todo):,} designs")
+        for count, row in enumerate(runner(batches(todo.values())), 1):
+            log.append(row)
+            progress(count, len(todo))
     return every
 
 

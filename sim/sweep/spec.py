@@ -58,6 +58,10 @@ class Spec(BaseModel):
     """Fields that vary together: the first values of all, then the second ones."""
     limits: Limits = Limits()
     """What a design has to keep to, to be an answer."""
+    goals: list[Literal["tokens_per_s", "gpu_needed_bytes", "ttft_mean_ms", "tpot_p99_ms"]] = Field(
+        default=["tokens_per_s"], min_length=1
+    )
+    """What a search is for. With several: the designs that no other beats in all of them."""
 
     @model_validator(mode="after")
     def _counted(self) -> "Spec":

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -12,7 +12,7 @@ from typing import cast
 
 from sim.compiled.availability import compiles_first
 from sim.sweep.row import Row
-from sim.sweep.tasks import Batch, Task, singles
+from sim.sweep.tasks import Batch, Runner, Task, singles
 
 ATTEMPTS = 2
 """How often a design is begun that ends its worker: the first time may have been somebody else's doing."""
@@ -28,33 +28,39 @@ class _Worker:
     left: list[Task] = field(default_factory=list)
 
 
-def run_local(batches: Sequence[Batch], workers: int) -> Iterator[Row]:
-    """The rows of all designs as they end. A design that ends its worker twice is a row that failed.
+@contextmanager
+def local_workers(count: int) -> Iterator[Runner]:
+    """What runs designs in ``count`` processes, which end with this block, however that ends.
 
-    The processes end with this one, however that ends.
+    A design that ends its process twice is a row that failed.
     """
-    waiting = list(batches)[::-1]
     crew: list[_Worker] = []
-    died: dict[str, int] = {}
-    alone = compiles_first()  # the first worker compiles; others would do the same beside it
     try:
-        while waiting or any(worker.left for worker in crew):
-            wanted = 1 if alone else min(workers, len(waiting) + sum(bool(worker.left) for worker in crew))
-            crew += [_started() for _ in range(wanted - len(crew))]
-            _hand_out(crew, waiting)
-            busy = [worker for worker in crew if worker.left]
-            for pipe in wait([worker.pipe for worker in busy]):
-                worker = next(one for one in busy if one.pipe is pipe)
-                row = _received(worker)
-                if row is not None:
-                    alone = False
-                    worker.left.pop(0)
-                    yield row
-                    continue
-                crew.remove(worker)
-                yield from _after_death(worker, waiting, died)
+        yield lambda batches: _rows(batches, crew, count)
     finally:
         _end(crew)
+
+
+def _rows(batches: Sequence[Batch], crew: list[_Worker], count: int) -> Iterator[Row]:
+    """The rows of all designs as they end."""
+    waiting = list(batches)[::-1]
+    died: dict[str, int] = {}
+    alone = compiles_first()  # the first worker compiles; others would do the same beside it
+    while waiting or any(worker.left for worker in crew):
+        wanted = 1 if alone else min(count, len(waiting) + sum(bool(worker.left) for worker in crew))
+        crew += [_started() for _ in range(wanted - len(crew))]
+        _hand_out(crew, waiting)
+        busy = [worker for worker in crew if worker.left]
+        for pipe in wait([worker.pipe for worker in busy]):
+            worker = next(one for one in busy if one.pipe is pipe)
+            row = _received(worker)
+            if row is None:
+                crew.remove(worker)
+                yield from _after_death(worker, waiting, died)
+            else:
+                alone = False
+                worker.left.pop(0)
+                yield row
 
 
 def run_here(batches: Sequence[Batch]) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.sweep.cluster import run_on_cluster
+from sim.sweep.cluster import cluster_workers
 from sim.sweep.log import Log
 from sim.sweep.run import carry_out
 from sim.sweep.table import CSV, PARQUET, write_table
@@ -25,10 +25,11 @@ def test_a_worker_killed_half_way_loses_no_row_and_doubles_none(
         pids = [worker.pid for worker in cluster.workers.values()]
 
         def killing(batches: Any) -> Any:
-            for number, row in enumerate(run_on_cluster(batches, cluster.scheduler_address)):
-                if number == 3:
-                    os.kill(pids[0], signal.SIGKILL)
-                yield row
+            with cluster_workers(cluster.scheduler_address) as run:
+                for number, row in enumerate(run(batches)):
+                    if number == 3:
+                        os.kill(pids[0], signal.SIGKILL)
+                    yield row
 
         with Log(tmp_path / "out") as log:
             write_table(log, carry_out(wanted, log, killing))

@@ -15,7 +15,7 @@ from sim.sweep.identity import identity
 from sim.sweep.log import LOG
 from sim.sweep.table import CSV, PARQUET, read_table
 from sim.sweep.tasks import Task, batches
-from sim.sweep.workers import run_local
+from sim.sweep.workers import local_workers
 from tests.sim.sweep.test_log import designs, swept
 from tests.sim.sweep.test_rows import design
 
@@ -30,7 +30,8 @@ class Ends(Policy):
 def test_a_design_that_ends_its_process_is_a_row_that_failed_and_the_others_are_run(trace: Path) -> None:
     wanted = [design(trace=str(trace), policy=name) for name in ("lru", f"{__name__}:Ends", "lfu", "on-demand")]
     tasks = [Task(identity(one), one) for one in wanted]
-    rows = {row.key: row for row in run_local(batches(tasks), 1)}
+    with local_workers(1) as run:
+        rows = {row.key: row for row in run(batches(tasks))}
     found = [rows[task.key] for task in tasks]
     assert [row.status for row in found] == ["ok", "failed", "ok", "ok"]
     assert "died 2 times, the last time with status 9" in found[1].reason
