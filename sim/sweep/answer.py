@@ -27,7 +27,8 @@ class Answer:
     Attributes:
         counts: rows by status.
         reasons: why rows are not ok, and how many.
-        within: rows that are ok, no reference and within the limits.
+        within: how many rows are ok, no reference and within the limits.
+        references: how many are references.
         fastest: the fastest of these, at most `SHOWN`, the fastest first.
         front: those of them that no other beats in one of `GOALS` without being beaten in another.
         fastest_reference: the fastest reference, whatever its limits.
@@ -36,6 +37,7 @@ class Answer:
     counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "refused": 0, "failed": 0})
     reasons: dict[str, int] = field(default_factory=dict)
     within: int = 0
+    references: int = 0
     fastest: list[Record] = field(default_factory=list)
     front: list[Record] = field(default_factory=list)
     fastest_reference: Record | None = None
@@ -63,13 +65,14 @@ def answer(records: Iterable[Record], limits: Mapping[str, float]) -> Answer:
         found.counts[record["status"]] += 1
         if record["status"] != "ok":
             found.reasons[record["reason"]] = found.reasons.get(record["reason"], 0) + 1
-        elif record["tokens_per_s"] is None:
-            continue
         elif record["reference"]:
-            if found.fastest_reference is None or record["tokens_per_s"] > found.fastest_reference["tokens_per_s"]:
+            found.references += 1
+            if _speed(record) > _speed(found.fastest_reference):
                 found.fastest_reference = record
         elif _within(record, limits):
             found.within += 1
+            if record["tokens_per_s"] is None:
+                continue
             entry = (record["tokens_per_s"], next(turn), record)
             if len(best) < SHOWN:
                 heappush(best, entry)
@@ -78,6 +81,10 @@ def answer(records: Iterable[Record], limits: Mapping[str, float]) -> Answer:
             found.front = _with(found.front, record)
     found.fastest = [record for *_, record in sorted(best, key=lambda entry: entry[:2], reverse=True)]
     return found
+
+
+def _speed(record: Record | None) -> float:
+    return -1.0 if record is None or record["tokens_per_s"] is None else record["tokens_per_s"]
 
 
 def _within(record: Record, limits: Mapping[str, float]) -> bool:
@@ -101,10 +108,9 @@ def _worth(record: Record) -> tuple[float, ...]:
     )
 
 
-def answer_view(found: Answer, names: Sequence[str], limits: Mapping[str, float]) -> RenderableType:
-    """The answer for a person: ``names`` are the fields that vary."""
-    within = ", ".join(f"{name} at most {most:g}" for name, most in limits.items())
-    fastest = Table(title=f"the fastest designs{f' with {within}' if within else ''}", title_justify="left")
+def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableType:
+    """The answer for a person: ``names`` are the fields that vary, ``limits`` what designs keep to, in words."""
+    fastest = Table(title=f"the fastest designs{f' with {limits}' if limits else ''}", title_justify="left")
     for name in names:
         fastest.add_column(as_is(name), style="bold", overflow="fold")
     for heading in ("tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB"):
@@ -116,12 +122,12 @@ def answer_view(found: Answer, names: Sequence[str], limits: Mapping[str, float]
             number(record["tokens_per_s"], 3), "–" if low is None else f"{number(low)} to {number(high)}",
             number(record["bound_tokens_per_s"], 3), percent(record["efficiency_ratio"]),
             number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
-            number(record["gpu_needed_bytes"] / 2**30, 1) + ("" if record["gpu_memory_is_enough"] else " !"),
+            number(record["gpu_needed_bytes"] / 2**30, 1),
         )  # fmt: skip
     parts: list[RenderableType] = [Text(_summary(found), style="bold")]
     parts += [fastest] if found.fastest else [Text("no design is within the limits")]
-    if any(not record["gpu_memory_is_enough"] for record in found.fastest):
-        parts.append(Text("! more than the card's memory", style="yellow"))
+    if beyond := found.counts["ok"] - found.within - found.references:
+        parts.append(Text(f"{beyond:,} designs are beyond the limits", style="dim"))
     if best := found.fastest_reference:
         own = ", ".join(_short(best.get(name)) for name in names)
         speed = number(best["tokens_per_s"], 3)

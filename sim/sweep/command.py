@@ -77,7 +77,7 @@ def sweep(
         write_table(log, every)
         found = answer(records(log, every), spec.limits.columns)
         names = [name for axis in space.axes for name in axis.names]
-        show(answer_view(found, names, spec.limits.columns), json)
+        show(answer_view(found, names, str(spec.limits)), json)
         write(found.to_json())
     say(f"{printable(output / PARQUET)} and {CSV}: a row a design")
     if failed := found.counts["failed"]:

@@ -67,7 +67,7 @@ def figures(report: Report, scene: Scene) -> dict[str, Any]:
         **{f"gpu_{name}_bytes": size for name, size in report.gpu_bytes.items()},
         "gpu_needed_bytes": needed,
         "gpu_memory_bytes": scene.hardware.gpu_bytes,
-        "gpu_memory_is_enough": needed <= scene.hardware.gpu_bytes,
+        "gpu_memory_ratio": ratio(needed, scene.hardware.gpu_bytes),
         "expert_bytes": max(scene.model.expert_bytes),
         "replayed_model": p["model"],
         "replayed_hardware": p["hardware"],

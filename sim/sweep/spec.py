@@ -29,12 +29,28 @@ class Limits(BaseModel):
     tpot_p99_ms: float | None = Field(default=None, gt=0)
     """99th percentile of the time per output token in ms."""
 
+    fits: bool = True
+    """Whether it has to fit its card's memory."""
+
     @property
     def columns(self) -> dict[str, float]:
         """The most that a column of the table may be, by its name."""
         size = None if self.gpu_gib is None else self.gpu_gib * 2**30
-        limits = {"gpu_needed_bytes": size, "ttft_mean_ms": self.ttft_ms, "tpot_p99_ms": self.tpot_p99_ms}
+        own = 1.0 if self.fits else None
+        limits = {
+            "gpu_memory_ratio": own, "gpu_needed_bytes": size, "ttft_mean_ms": self.ttft_ms,
+            "tpot_p99_ms": self.tpot_p99_ms,
+        }  # fmt: skip
         return {name: most for name, most in limits.items() if most is not None}
+
+    def __str__(self) -> str:
+        """The limits in words, empty without any."""
+        words = {
+            "GPU memory at most {} GiB": self.gpu_gib, "TTFT at most {} ms": self.ttft_ms,
+            "TPOT p99 at most {} ms": self.tpot_p99_ms,
+        }  # fmt: skip
+        parts = [text.format(f"{most:g}") for text, most in words.items() if most is not None]
+        return ", ".join([*parts, *(["no more than the card's memory"] if self.fits else [])])
 
 
 class Spec(BaseModel):
