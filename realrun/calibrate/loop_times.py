@@ -203,7 +203,8 @@ def _handover_us(outcome: Outcome, here: Scene, awaited_extra_us: float) -> floa
     """The median over decode's calls of how much longer than simulated they waited, an expert."""
     calls, count = _decode_calls(here.work)
     work = replace(here.work, awaited_ns=here.work.expert_ns + round(awaited_extra_us * 1e3))
-    simulated = simulate(work, Plan(keep=False), here.budget).log
+    plan = Plan(keep=False)
+    simulated = simulate(work, plan, settle(work, plan, here.budget)).log
     longer = outcome.log.stall_demand + outcome.log.stall_late - simulated.stall_demand - simulated.stall_late
     return max(0.0, float(np.median(longer[calls] / count)) / 1e3)
 

@@ -19,11 +19,12 @@ from ground.errors import InputError
 from sim.bench.speeds import CacheSpeed, EngineSpeed
 from sim.compiled.availability import available
 from sim.compiled.engine import run_compiled
-from sim.log import MISS
+from sim.log import MISS, Log
 from sim.machine.hardware import Hardware
 from sim.plan import Plan
 from sim.policies import Setting, make_policy
 from sim.run.simpy_engine import Run
+from sim.run.terms import RunTerms, settle
 from sim.workload import Workload, batched, workload
 from traces.assemble import assemble
 from traces.models.known import model_spec
@@ -60,6 +61,11 @@ class PreparedCase:
     work: Workload
     plan: Plan
     budget: int
+
+    @property
+    def terms(self) -> RunTerms:
+        """What a run is held to; settling that is part of a run."""
+        return settle(self.work, self.plan, self.budget)
 
     @property
     def slots(self) -> int:
@@ -155,8 +161,9 @@ def run_bench(tokens: int, long: int) -> tuple[list[EngineSpeed], list[CacheSpee
     caches: list[CacheSpeed] = []
     for case in CASES:
         prepared = prepared_case(case, long)
-        run_compiled(prepared.work, prepared.plan, prepared.budget)
-        seconds, log = _best(partial(run_compiled, prepared.work, prepared.plan, prepared.budget))
+        compiled = partial(_compiled, prepared)
+        compiled()
+        seconds, log = _best(compiled)
         rows.append(prepared.row("compiled", seconds, log.found == MISS, "simpy", simpy[case]))
         if case in (Case("lru", 0.25), Case("lru", 0.5)):
             caches += measure_caches(prepared.work, prepared.budget)
@@ -184,8 +191,12 @@ def _best(run: Callable[[], T]) -> tuple[float, T]:
     return best, result
 
 
+def _compiled(prepared: PreparedCase) -> Log:
+    return run_compiled(prepared.work, prepared.plan, prepared.terms)
+
+
 def _measure_simpy(prepared: PreparedCase, bare: bool) -> EngineSpeed:
-    seconds, log = _best(lambda: Run(prepared.work, prepared.plan, prepared.budget).log())
+    seconds, log = _best(lambda: Run(prepared.work, prepared.plan, prepared.terms).log())
     missed = log.found == MISS
     if not bare:
         return prepared.row("simpy", seconds, missed)

@@ -3,9 +3,9 @@
 from ground.errors import InputError
 from sim.compiled.availability import no_numba
 from sim.log import Log
-from sim.plan import MOST_CHUNKS, Discipline, Plan
+from sim.plan import MOST_CHUNKS, Plan
 from sim.run.faults import SimulationError
-from sim.run.terms import RunTerms, settle
+from sim.run.terms import RunTerms
 from sim.workload import Workload
 
 
@@ -26,15 +26,12 @@ def declined(work: Workload, plan: Plan) -> str | None:
     return None
 
 
-def run_compiled(
-    work: Workload, plan: Plan, budget: int | RunTerms, discipline: Discipline | None = None, chunks: int | None = None
-) -> Log:
-    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
+def run_compiled(work: Workload, plan: Plan, terms: RunTerms) -> Log:
+    """Run ``work`` under ``plan`` on these terms (``sim.run.terms.settle``).
 
     Leaves the log that ``sim.run.simpy_engine.Run(...).log()`` does.
     Raises InputError as the reference does, and if ``declined`` has a reason.
     """
-    terms = budget if isinstance(budget, RunTerms) else settle(work, plan, budget, discipline, chunks)
     reason = declined(work, plan)
     if reason:
         raise InputError(f"engine compiled: {reason}")

@@ -34,7 +34,8 @@ def policy_classes() -> dict[str, type[Policy]]:
     for module in iter_modules(__path__, f"{__name__}."):
         for value in vars(import_module(module.name)).values():
             if isclass(value) and value.__module__ == module.name and fault_of(value) is None:
-                found[value.name] = value
+                kind = cast(type[Policy], value)
+                found[kind.name] = kind
     for point in entry_points(group=GROUP):
         try:
             value = _imported(point.value, f"entry point {point.name!r}")

@@ -5,7 +5,7 @@ entry-point group ``moe_replay.policies``, or is named as ``module:Class``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import isabstract, isclass
 from typing import Any, ClassVar
@@ -112,14 +112,14 @@ def fault_of(value: Any) -> str | None:
     return None
 
 
-def _all_texts(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and all(isinstance(text, str) for text in value)
+def _all_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(text, str) for text in values)
 
 
 _TEXT = (lambda value: isinstance(value, str), "a text")
 _SWITCH = (lambda value: isinstance(value, bool), "True or False")
-_SET = (lambda value: _all_texts(value, (set, frozenset)), "a set of texts")
-_TUPLE = (lambda value: _all_texts(value, (tuple, list)), "a tuple of texts")
+_SET = (lambda value: isinstance(value, set | frozenset) and _all_texts(value), "a set of texts")
+_TUPLE = (lambda value: isinstance(value, tuple | list) and _all_texts(value), "a tuple of texts")
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str) and value.strip() != "", "a text that is not empty"),
     "summary": _TEXT, "needs": _SET, "learns": _SWITCH, "clairvoyant": _SWITCH,

@@ -8,10 +8,10 @@ from ground.errors import InputError
 from sim.compiled.availability import SHORT, cannot_keep_code
 from sim.compiled.engine import declined, run_compiled
 from sim.log import Log
-from sim.plan import Discipline, Plan
+from sim.plan import Plan
 from sim.run.observer import Observer
 from sim.run.simpy_engine import Run
-from sim.run.terms import RunTerms, settle
+from sim.run.terms import RunTerms
 from sim.workload import Workload
 
 Engine = Literal["auto", "simpy", "compiled"]
@@ -27,19 +27,16 @@ class Execution:
 
 
 def execute(
-    work: Workload, plan: Plan, budget: int | RunTerms, *, engine: Engine = "auto",
-    discipline: Discipline | None = None, chunks: int | None = None, observer: Observer | None = None,
+    work: Workload, plan: Plan, terms: RunTerms, *, engine: Engine = "auto", observer: Observer | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Execution:  # fmt: skip
-    """Run ``work`` under ``plan`` with ``budget`` bytes of GPU memory for experts and tables, or on settled terms.
+    """Run ``work`` under ``plan`` on these terms (``sim.run.terms.settle``).
 
     ``auto`` takes the compiled engine wherever that is possible and pays; a run that is watched is SimPy's.
     Raises InputError as both engines do, if ``engine`` is none of these, and if it is compiled and that cannot be.
     """
     if engine not in get_args(Engine):
         raise InputError(f"engine: {engine!r}; expected one of {', '.join(get_args(Engine))}")
-    # What is wrong with a plan comes before who could run it.
-    terms = budget if isinstance(budget, RunTerms) else settle(work, plan, budget, discipline, chunks)
     watched = observer is not None
     notes: tuple[str, ...] = ()
     if engine == "compiled" and watched:

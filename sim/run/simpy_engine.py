@@ -18,7 +18,7 @@ from simpy import Event
 
 from sim.eviction import foresees
 from sim.log import Counters, Log
-from sim.plan import Discipline, Plan
+from sim.plan import Plan
 from sim.run.call import LayerCalls
 from sim.run.clock import ASIDE, Clock
 from sim.run.faults import SimulationError
@@ -26,7 +26,7 @@ from sim.run.link import Link
 from sim.run.link_queue import Transfer
 from sim.run.observer import Observer, Stall, Work
 from sim.run.slots import RESIDENT, ExpertCache
-from sim.run.terms import RunTerms, settle
+from sim.run.terms import RunTerms
 from sim.workload import Workload
 from traces.schema import PREFILL
 
@@ -38,28 +38,21 @@ class Run:
     Args:
         work: the calls.
         plan: the policy's decisions.
-        budget: bytes of GPU memory for experts and for the policy's own tables, or terms that are settled already.
-        discipline, chunks: override the plan's link settings where terms are not settled yet.
+        terms: what the run is held to, see ``sim.run.terms.settle``.
         observer: told of everything that happens.
         progress: called with the number of steps done, now and then and at the end.
 
-    Raises InputError if the budget cannot hold one expert, or the plan asks for something impossible.
     """
 
     work: Workload
     plan: Plan
-    budget: int | RunTerms
-    discipline: Discipline | None = None
-    chunks: int | None = None
+    terms: RunTerms
     observer: Observer | None = None
     progress: Callable[[int], None] | None = None
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        work, plan = self.work, self.plan
-        terms = self.budget
-        if not isinstance(terms, RunTerms):
-            terms = settle(work, plan, terms, self.discipline, self.chunks)
+        work, plan, terms = self.work, self.plan, self.terms
         slots = terms.slots
         self.env = Clock()
         first_call = work.first_call() if foresees(plan.eviction) else None

@@ -8,7 +8,7 @@ from analysis.bootstrap import Ratio, compared, mean_ratio
 from ground.errors import InputError
 from sim.log import MISS
 from sim.report.shares import Shares, shares
-from sim.run.simpy_engine import Run
+from tests.support.runs import simpy_run
 from tests.support.worlds import World, worlds
 from traces.schema import DECODE
 
@@ -96,7 +96,7 @@ def test_shares_add_up_to_the_run(world: World) -> None:
     from sim.view import View
 
     plan = make_policy("lru", world.setting).plan(View(world.trace, world.work))
-    log = Run(world.work, plan, world.budget).log()
+    log = simpy_run(world.work, plan, world.budget).log()
     if world.batch > 1 and (np.diff(world.work.schedule.offsets)[world.work.schedule.phase == DECODE] > 1).any():
         with pytest.raises(InputError, match="batch 1"):
             shares(world.trace, world.work, log)

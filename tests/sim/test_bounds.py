@@ -15,8 +15,8 @@ from sim.plan import Plan
 from sim.policies import Policy, policy_classes
 from sim.run.prepared import replay
 from sim.run.scene import Scene, scene
-from sim.run.simpy_engine import Run
 from tests.sim.run.test_cache import BUNDLED, libcachesim_hits
+from tests.support.runs import simpy_run
 from tests.support.worlds import CHOICES, PLANS_TAKE_LONG, POLICIES, World, handmade, planned, run_of, worlds
 from traces.schema import DECODE
 
@@ -99,7 +99,7 @@ def test_a_small_expert_may_stay_beside_the_waves_of_a_large_call() -> None:
     calls = [[3], [0, 1, 2], [3]]
     assert fewest(calls, sizes, 24) == exhaustive(calls, sizes, 24) == 34
     work = handmade([[[0], [0, 1, 2]], [[0], []]], 3, expert_bytes=[4, 10], copy_ns=[4, 10])
-    log = Run(work, Plan(eviction="fifo"), 24).log()
+    log = simpy_run(work, Plan(eviction="fifo"), 24).log()
     assert sum(log.counters.demand_bytes) >= 34
 
 
@@ -107,14 +107,14 @@ def test_tables_may_leave_a_small_expert_room_beside_smaller_waves() -> None:
     # 20 bytes hold two experts of 10. A table of one byte leaves one at a time, and beside it the one of 4 that layer 1
     # needs again: 24 bytes are moved, not 28.
     work = handmade([[[], [0], []], [[0, 1], [0], []]], 2, expert_bytes=[10, 4, 4], copy_ns=[10, 4, 4])
-    log = Run(work, Plan(eviction="next-use", gpu_bytes=1), 20).log()
+    log = simpy_run(work, Plan(eviction="next-use", gpu_bytes=1), 20).log()
     assert sum(log.counters.demand_bytes) == 24
     assert bounds(work, 20, 1e9).link_bytes == 24
 
 
 def test_a_pool_a_layer_keeps_other_layers_while_a_call_runs_in_waves() -> None:
     work = handmade([[[0, 1], [0]]] * 3, 2, expert_bytes=10, copy_ns=10)
-    log = Run(work, Plan(eviction="next-use", per_layer=True), 20).log()
+    log = simpy_run(work, Plan(eviction="next-use", per_layer=True), 20).log()
     # Of layer 0's two experts one is found each time, and layer 1's own slot is never touched.
     assert sum(log.counters.demand_bytes) == 10 * (2 + 1 + 1 + 1)
     assert bounds(work, 20, 1e9).link_bytes == 50

@@ -14,9 +14,9 @@ from sim.plan import Plan, Requests
 from sim.policies import Policy, policy_class
 from sim.run.prepared import prepare
 from sim.run.scene import Scene
-from sim.run.simpy_engine import Run
 from sim.view import View
 from sim.workload import batched, workload
+from tests.support.runs import simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import CHOICES, POLICIES, Event, Witness, World, toy_machine, toy_model, worlds
 from traces.schema import DECODE, PREFILL
@@ -274,7 +274,7 @@ def test_only_rules_that_say_so_are_told_the_future(clairvoyant: bool) -> None:
 
     Curious.clairvoyant = clairvoyant  # type: ignore[attr-defined]
     world = walk(4, 1)
-    Run(world.work, Plan(eviction=Curious), world.budget).log()
+    simpy_run(world.work, Plan(eviction=Curious), world.budget).log()
     assert (set(told) != {NEVER}) == clairvoyant
 
 

@@ -16,10 +16,10 @@ def compile_once() -> None:
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         if compiles_first():
-            from sim.compiled.engine import run_compiled
             from sim.plan import Plan
+            from tests.support.runs import compiled_log
             from tests.support.worlds import MS, handmade
 
-            run_compiled(handmade([[[0]]], 1), Plan(), MS)
+            compiled_log(handmade([[[0]]], 1), Plan(), MS)
     finally:
         os.close(held)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from sim.plan import Plan, Requests
-from sim.run.simpy_engine import Run
 from sim.workload import Workload
+from tests.support.runs import simpy_run
 from tests.support.worlds import MS
 
 
@@ -19,7 +19,7 @@ class Scene:
 
     def __init__(self, work: Workload, plan: Plan, slots: int, size: int = 1_000_000, **link: object) -> None:
         self.events: list[tuple[object, ...]] = []
-        run = Run(work, plan, slots * size, observer=self, **link)  # type: ignore[arg-type]
+        run = simpy_run(work, plan, slots * size, observer=self, **link)  # type: ignore[arg-type]
         self.run = run
         self.log = run.log()
         self.counters = self.log.counters

@@ -20,6 +20,7 @@ from sim.run.simpy_engine import Run
 from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
 from sim.workload import Schedule, Workload, batched, workload
+from tests.support.runs import simpy_run
 from tests.support.strategies import traces
 from traces.models.spec import Attention, ModelSpec
 from traces.schema import DECODE, PREFILL
@@ -337,7 +338,7 @@ def _values(rng: np.random.Generator, moments: np.ndarray, n_layers: int, n_expe
 
 def run_of(world: World, plan: Plan, observer: Any = None) -> Run:
     """The run of a plan in a world, not begun yet."""
-    return Run(world.work, plan, world.budget, world.discipline, world.chunks, observer)
+    return simpy_run(world.work, plan, world.budget, world.discipline, world.chunks, observer)
 
 
 def made(requests: Requests | None) -> list[tuple[int, int, int]]:

@@ -34,8 +34,8 @@ from realrun.engine.rig import open_rig
 from sim.log import REUSE_HIT
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
-from sim.run.engines import execute as simulate
 from tests.support.real_worlds import TINY_MOE
+from tests.support.runs import executed as simulated
 from traces.models.known import builtin_models, model_spec
 from traces.models.spec import ModelSpec
 
@@ -131,7 +131,7 @@ def test_so_many_experts_are_asked_for_that_the_link_is_never_idle(name: str) ->
     there = experts_that_fit(model, MOST_BYTES, None)
     slots = there * model.routed_layers + SPARE_SLOTS
     here = random_scene(model, Hardware.load("h200"), 24, there, slots * model.expert_bytes[0])
-    log = simulate(here.work, replace(staying(here, there), requests=useless(here, there)), here.budget).log
+    log = simulated(here.work, replace(staying(here, there), requests=useless(here, there)), here.budget).log
     prompt = int(log.finish[0])
     moved = log.counters.prefetch_bytes[1] / ((log.finish[-1] - prompt) / 1e9)
     assert log.found[int(here.work.offsets[here.work.n_layers]) :].max() == REUSE_HIT

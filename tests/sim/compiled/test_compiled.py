@@ -19,14 +19,13 @@ from sim.machine.hardware import Hardware
 from sim.plan import Discipline, Plan, Values
 from sim.policies import policy_classes
 from sim.report.timeline import timeline
-from sim.run.engines import execute
 from sim.run.prepared import replay
 from sim.run.scene import scene
 from sim.run.serve import serve
-from sim.run.simpy_engine import Run
 from sim.run.slots import ExpertCache
 from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
+from tests.support.runs import compiled_log, executed, simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import (
     MS,
@@ -45,7 +44,6 @@ from traces.trace import Trace
 
 pytest.importorskip("numba", reason="the compiled engine needs numba")
 
-from sim.compiled.engine import run_compiled
 from sim.compiled.heap import Heaps, contains, push, remove, top
 from tests.support.places import REPOSITORY
 
@@ -73,7 +71,7 @@ def test_any_plan_gives_the_integers_of_the_reference(
     if apart:
         work = dataclasses.replace(work, split_wave_ns=np.arange(work.n_experts + 1) * 7_001 % 10**apart)
     arguments = work, plan, world.budget, world.discipline, world.chunks
-    assert_same(Run(*arguments).log(), run_compiled(*arguments))
+    assert_same(simpy_run(*arguments).log(), compiled_log(*arguments))
 
 
 @settings(max_examples=250)
@@ -89,7 +87,7 @@ def test_crowded_runs_agree(world: World, seed: int, wanted: int) -> None:
         if not here.fits(plan):
             plan = undemanding(plan)
         arguments = work, plan, here.budget, here.discipline, here.chunks
-        assert_same(Run(*arguments).log(), run_compiled(*arguments))
+        assert_same(simpy_run(*arguments).log(), compiled_log(*arguments))
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
@@ -99,7 +97,7 @@ def test_crowded_runs_agree(world: World, seed: int, wanted: int) -> None:
 def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipline) -> None:
     stage = prepared_case(Case(name, 0.2), 60)
     arguments = stage.work, stage.plan, stage.budget, discipline
-    assert_same(Run(*arguments).log(), run_compiled(*arguments))
+    assert_same(simpy_run(*arguments).log(), compiled_log(*arguments))
 
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
@@ -114,7 +112,7 @@ def test_long_runs_of_policies_that_learn_or_read_more_agree(name: str, discipli
     work = workload(trace, model, machine, batched(trace, 2))
     world = World(trace, model, machine, 2, work, 64 * max(model.expert_bytes), discipline)
     arguments = work, world.plan(name), world.budget, discipline
-    assert_same(Run(*arguments).log(), run_compiled(*arguments))
+    assert_same(simpy_run(*arguments).log(), compiled_log(*arguments))
 
 
 @given(worlds(), st.integers(1, 4))
@@ -174,55 +172,55 @@ def small() -> Workload:
 def test_a_rule_that_is_only_python_runs_on_simpy_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.run.engines.SHORT", 0)
     plan = Plan(eviction=LRU)
-    done = execute(small(), plan, 4 * MS)
+    done = executed(small(), plan, 4 * MS)
     assert done.engine == "simpy"
     assert done.notes == ("run on the SimPy engine: the eviction rule LRU is only Python",)
     with pytest.raises(InputError, match="engine compiled: the eviction rule LRU is only Python"):
-        execute(small(), plan, 4 * MS, engine="compiled")
-    assert_same(done.log, execute(small(), Plan(), 4 * MS, engine="compiled").log)
+        executed(small(), plan, 4 * MS, engine="compiled")
+    assert_same(done.log, executed(small(), Plan(), 4 * MS, engine="compiled").log)
 
 
 def test_without_numba_auto_falls_back_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.run.engines.SHORT", 0)
     monkeypatch.setattr(sim.compiled.availability, "find_spec", lambda name: None)
-    done = execute(small(), Plan(), 4 * MS)
+    done = executed(small(), Plan(), 4 * MS)
     assert done.engine == "simpy"
     assert len(done.notes) == 1 and "numba is not installed" in done.notes[0] and "\n" not in done.notes[0]
     with pytest.raises(InputError, match="numba is not installed"):
-        execute(small(), Plan(), 4 * MS, engine="compiled")
+        executed(small(), Plan(), 4 * MS, engine="compiled")
 
 
 def test_without_a_folder_for_code_auto_falls_back_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.run.engines.SHORT", 0)
     monkeypatch.setenv("MOE_REPLAY_CACHE", "off")
-    done = execute(small(), Plan(), 4 * MS)
+    done = executed(small(), Plan(), 4 * MS)
     assert done.engine == "simpy"
     assert len(done.notes) == 1 and "MOE_REPLAY_CACHE" in done.notes[0]
-    assert execute(small(), Plan(), 4 * MS, engine="compiled").engine == "compiled"
+    assert executed(small(), Plan(), 4 * MS, engine="compiled").engine == "compiled"
 
 
 def test_auto_compiles_what_is_long_enough_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = execute(small(), Plan(), 4 * MS)
+    done = executed(small(), Plan(), 4 * MS)
     assert (done.engine, done.notes) == ("simpy", ())
     monkeypatch.setattr("sim.run.engines.SHORT", 4)
     progress: list[int] = []
-    done = execute(small(), Plan(), 4 * MS, progress=progress.append)
+    done = executed(small(), Plan(), 4 * MS, progress=progress.append)
     assert (done.engine, done.notes, progress) == ("compiled", (), [2])
 
 
 def test_integers_beyond_64_bits_stay_with_python() -> None:
     work = handmade([[[0]]], 1, copy_ns=2**40, expert_bytes=2**30)
-    assert execute(work, Plan(), 2**30, engine="auto").log.finish.tolist() == [2**40]
+    assert executed(work, Plan(), 2**30, engine="auto").log.finish.tolist() == [2**40]
     with pytest.raises(InputError, match="overflow 64-bit integers"):
-        execute(work, Plan(), 2**30, engine="compiled")
+        executed(work, Plan(), 2**30, engine="compiled")
 
 
 def test_what_is_impossible_is_refused_in_the_same_words() -> None:
     for plan, budget in ((Plan(), 1), (Plan(eviction="belady"), 4 * MS), (Plan(gpu_bytes=4 * MS), 4 * MS)):
         with pytest.raises(InputError) as reference:
-            Run(small(), plan, budget)
+            simpy_run(small(), plan, budget)
         with pytest.raises(InputError) as compiled:
-            run_compiled(small(), plan, budget)
+            compiled_log(small(), plan, budget)
         assert str(compiled.value) == str(reference.value)
 
 

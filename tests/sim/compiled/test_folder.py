@@ -13,8 +13,8 @@ from ground.errors import InputError
 from sim.compiled.folder import KEPT, compiler_cache
 from sim.compiled.jit import _Entry
 from sim.plan import Plan
-from sim.run.engines import execute
 from tests.support.places import REPOSITORY
+from tests.support.runs import executed
 from tests.support.worlds import MS, handmade
 
 ROOT = REPOSITORY
@@ -82,20 +82,21 @@ def test_numba_that_cannot_be_imported_is_a_note(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sim.compiled.availability, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "numba", None)
     work = handmade([[[0], [1]]], 2)
-    done = execute(work, Plan(), 4 * MS)
+    done = executed(work, Plan(), 4 * MS)
     assert done.engine == "simpy"
     assert "numba cannot be imported" in done.notes[0]
     with pytest.raises(InputError, match="engine compiled: numba cannot be imported"):
-        execute(work, Plan(), 4 * MS, engine="compiled")
+        executed(work, Plan(), 4 * MS, engine="compiled")
 
 
 def test_numba_that_may_not_compile_is_a_note(home: Path) -> None:
     code = """
 import sim.run.engines
 from sim.plan import Plan
+from tests.support.runs import executed
 from tests.support.worlds import handmade
 sim.run.engines.SHORT = 0
-done = sim.run.engines.execute(handmade([[[0], [1]]], 2), Plan(), 4_000_000)
+done = executed(handmade([[[0], [1]]], 2), Plan(), 4_000_000)
 print(done.engine, *done.notes)
 """
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}

@@ -9,8 +9,8 @@ import sim.policies.domoe
 from sim.log import PREFETCH_HIT, REUSE_HIT
 from sim.plan import Plan, Requests, Values
 from sim.predictors.neighbours import Neighbours
-from sim.run.simpy_engine import Run
 from tests.sim.policies.test_domoe import FAST, charged, policy, view, world
+from tests.support.runs import simpy_run
 from tests.support.worlds import MS, handmade
 
 
@@ -118,7 +118,7 @@ def guessed(eviction: str, wrong: int, slots: int, tokens: int = 12) -> float:
     work = handmade([[[0]] * 4] * tokens, 3, layer_ns=50 * MS)
     values = Values(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([[10, 1, 1] * 4]))
     plan = Plan(eviction, requests=Requests.build(*np.array(asked).T), values=values)
-    found = Run(work, plan, slots * 1_000_000).log().found.reshape(tokens, 4)[2:]
+    found = simpy_run(work, plan, slots * 1_000_000).log().found.reshape(tokens, 4)[2:]
     assert np.isin(found, (REUSE_HIT, PREFETCH_HIT)).all(), "all is predicted in time"
     return float((found == REUSE_HIT).mean())
 

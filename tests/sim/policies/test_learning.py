@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from ground.errors import InputError
-from sim.compiled.engine import run_compiled
 from sim.plan import Plan
 from sim.policies import policy_class
 from sim.run.prepared import prepare
 from sim.run.scene import Scene, scene
-from sim.run.simpy_engine import Run
 from sim.workload import batched, workload
 from tests.support.places import REPOSITORY
+from tests.support.runs import compiled_log, simpy_run
 from tests.support.worlds import digest
 from traces.trace import Trace
 
@@ -55,8 +54,8 @@ def test_what_is_profiled_reaches_the_plan(law: Scene, name: str) -> None:
 def test_both_engines_give_the_same_integers_on_real_routes(law: Scene, name: str) -> None:
     pytest.importorskip("numba", reason="the compiled engine needs numba")
     plan = planned(law, name)
-    reference = Run(law.work, plan, law.budget).log()
-    assert digest(run_compiled(law.work, plan, law.budget)) == digest(reference)
+    reference = simpy_run(law.work, plan, law.budget).log()
+    assert digest(compiled_log(law.work, plan, law.budget)) == digest(reference)
     assert reference.counters.issued[1] > 0
 
 

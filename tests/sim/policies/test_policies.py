@@ -15,11 +15,11 @@ from sim.machine.prediction_costs import PredictionCosts
 from sim.plan import Plan, Prediction, Requests
 from sim.policies import Parameters, Policy, Setting, make_policy, policy_class, policy_classes
 from sim.run.serve import serve
-from sim.run.simpy_engine import Run
 from sim.run.slots import ExpertCache
 from sim.run.terms import split_slots
 from sim.view import View
 from sim.workload import batched, workload
+from tests.support.runs import simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import CHOICES, MS, POLICIES, World, handmade, made, run_of, toy_machine, toy_model, worlds
 from traces.schema import DECODE, PREFILL
@@ -80,10 +80,10 @@ def test_a_cache_one_byte_below_an_expert_is_the_same_error_for_all(name: str) -
     world = World(trace, model, toy_machine(), 1, work, 99, software=PredictionCosts.load("paper"))
     plan = world.plan(name)
     if plan.everything_resident:
-        assert Run(work, plan, 99).log().found.tolist() == [REUSE_HIT]
+        assert simpy_run(work, plan, 99).log().found.tolist() == [REUSE_HIT]
         return
     with pytest.raises(InputError, match="cache: 99 bytes cannot hold one expert of 100 bytes; give at least that"):
-        Run(work, plan, 99)
+        simpy_run(work, plan, 99)
 
 
 @given(worlds())
@@ -120,7 +120,7 @@ def test_capacities_around_what_one_call_and_one_token_take(slots: int) -> None:
     steps = [[rng.choice(4, 2, replace=False).tolist() for _ in range(4)] for _ in range(12)]
     work = handmade(steps, 4, expert_ns=MS, layer_ns=MS)
     for plan in (Plan(), Plan(keep=False), Plan(eviction="next-use"), Plan(eviction="lfu")):
-        log = Run(work, plan, slots * 1_000_000).log()
+        log = simpy_run(work, plan, slots * 1_000_000).log()
         assert len(log.finish) == 12
         assert sum(log.counters.demand_bytes) >= len(set(work.expert.tolist())) * 1_000_000
 
@@ -129,7 +129,7 @@ def test_uniform_routes_hit_as_often_as_there_are_slots() -> None:
     ids = np.random.default_rng(3).integers(0, 64, 20_000)
     work = handmade([[[int(e)]] for e in ids], 64, copy_ns=10, expert_bytes=1)
     for rule in ("lru", "fifo", "lfu"):
-        log = Run(work, Plan(eviction=rule), 32).log()
+        log = simpy_run(work, Plan(eviction=rule), 32).log()
         assert (log.found == REUSE_HIT).mean() == pytest.approx(0.5, abs=0.02)
 
 
@@ -314,8 +314,8 @@ def _world() -> World:
         ("on-demand", {"x": 1}, r"parameter x = 1; .*\(parameters: none\)"),
         ("nonsense", {}, "policy 'nonsense' is unknown; expected one of all-in-gpu, .*popularity.*module:Class"),
         ("no.such.module:Class", {}, "cannot import 'no.such.module:Class'"),
-        ("sim.plan:Plan", {}, "'sim.plan:Plan' is not a sim.policies.Policy"),
-        ("sim.policies.base:Policy", {}, "is not a sim.policies.Policy with a name and a plan method"),
+        ("sim.plan:Plan", {}, "'sim.plan:Plan': is not a sim.policies.Policy"),
+        ("sim.policies.base:Policy", {}, "has no method plan; expected that of a policy"),
     ],
 )
 def test_wrong_names_and_parameters_are_one_clear_line(name: str, values: dict[str, object], message: str) -> None:
@@ -343,26 +343,26 @@ def test_impossible_requests_are_refused_by_number(
 ) -> None:
     plan = Plan(requests=Requests.build(*(np.array(a) for a in requests)))
     with pytest.raises(InputError, match=message):
-        Run(handmade([[[0]], [[0]]], 2), plan, 1_000_000)
+        simpy_run(handmade([[[0]], [[0]]], 2), plan, 1_000_000)
 
 
 def test_unknown_eviction_and_senseless_chunks_are_refused() -> None:
     work = handmade([[[0]]], 2)
     with pytest.raises(InputError, match="eviction 'belady' is unknown; expected one of lru, fifo"):
-        Run(work, Plan(eviction="belady"), 1_000_000)
+        simpy_run(work, Plan(eviction="belady"), 1_000_000)
     for chunks in (0, -3):
         with pytest.raises(InputError, match=f"chunks: {chunks} pieces of a transfer; give at least 1"):
-            Run(work, Plan(), 1_000_000, chunks=chunks)
+            simpy_run(work, Plan(), 1_000_000, chunks=chunks)
 
 
 def test_prediction_is_charged_and_gpu_bytes_are_taken_from_slots() -> None:
     work = handmade([[[0]], [[0]], [[1]], [[0]]], 2, layer_ns=MS, phase=[0, 1, 0, 1])
     plan = Plan(prediction=Prediction(np.array([2]), np.array([3 * MS]), prompt_ns=7 * MS), gpu_bytes=1_000_000)
-    log = Run(work, plan, 2_000_000).log()
+    log = simpy_run(work, plan, 2_000_000).log()
     assert log.predict.tolist() == [7 * MS, 3 * MS, 7 * MS, 0]
     assert (log.found == MISS).tolist() == [True, False, True, True], "one slot is left"
     with pytest.raises(InputError, match="the cache of 1,999,999 bytes is too small"):
-        Run(work, plan, 1_999_999)
+        simpy_run(work, plan, 1_999_999)
 
 
 def test_a_plain_cache_names_the_rule_that_it_evicts_by() -> None:

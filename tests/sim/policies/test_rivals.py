@@ -11,15 +11,14 @@ from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REU
 from sim.machine.hardware import HostCompute
 from sim.plan import Host, Plan, PlanError, Requests
 from sim.policies import make_policy, policy_class
-from sim.run.engines import execute
 from sim.run.host_costs import host_costs
 from sim.run.prepared import prepare, replay
 from sim.run.scene import scene
-from sim.run.simpy_engine import Run
 from sim.run.terms import TooSmallError
 from sim.view import View
 from sim.workload import Workload, batched, workload
 from tests.sim.run.test_cache import BUNDLED
+from tests.support.runs import executed, simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import MS, Witness, World, handmade, run_of, toy_machine, toy_model, worlds
 from traces.schema import PREFILL
@@ -47,7 +46,7 @@ def on_host(read_ns: int, **changed: object) -> Host:
 
 def both(work: Workload, plan: Plan, budget: int) -> object:
     """The log of both engines, which agree."""
-    reference, compiled = (execute(work, plan, budget, engine=engine).log for engine in ("simpy", "compiled"))
+    reference, compiled = (executed(work, plan, budget, engine=engine).log for engine in ("simpy", "compiled"))
     for name in ("finish", "found", "stall_demand", "stall_late", "stall_host"):
         assert getattr(reference, name).tolist() == getattr(compiled, name).tolist(), name
     assert reference.counters == compiled.counters
@@ -74,7 +73,7 @@ def test_an_absent_expert_runs_on_the_host_when_that_beats_its_copy() -> None:
 def test_what_is_cheaper_to_copy_is_copied() -> None:
     work = handmade([[[0]]], 2, expert_ns=MS)  # 10 ms to copy, 1 to run
     for read, found in ((11 * MS - 1, HOSTED), (11 * MS, MISS)):
-        log = Run(work, Plan(host=on_host(read)), MIB).log()
+        log = simpy_run(work, Plan(host=on_host(read)), MIB).log()
         assert log.found.tolist() == [found]
         assert sum(log.counters.demand_bytes) == (0 if found == HOSTED else MIB)
         assert log.finish.tolist() == [read if found == HOSTED else 11 * MS]
@@ -100,7 +99,7 @@ def test_slots_of_ones_own_are_nobody_elses() -> None:
     assert log.found.reshape(3, 4)[:, 0].tolist() == [MISS, REUSE_HIT, REUSE_HIT]
     assert all(0 not in event.detail[0] for event in witness.of("evicted"))
     with pytest.raises(TooSmallError, match=r"2,000,000 for experts that stay for good \+ 1,000,000 for one expert"):
-        Run(work, Plan(host=dataclasses.replace(plan.host, reserved=np.array([0, 1]))), 2 * MIB)
+        simpy_run(work, Plan(host=dataclasses.replace(plan.host, reserved=np.array([0, 1]))), 2 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_slots_of_ones_own_are_nobody_elses() -> None:
 )
 def test_a_host_that_cannot_be_is_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Run(handmade([[[0]]], 4), Plan(host=dataclasses.replace(on_host(5), **changed)), 4 * MIB)
+        simpy_run(handmade([[[0]]], 4), Plan(host=dataclasses.replace(on_host(5), **changed)), 4 * MIB)
 
 
 @given(worlds())
@@ -123,7 +122,7 @@ def test_a_host_that_cannot_be_is_refused(changed: dict[str, object], message: s
 def test_a_host_that_takes_no_time_leaves_only_compute(world: World) -> None:
     work = dataclasses.replace(world.work, copy_ns=tuple(ns + 1 for ns in world.work.copy_ns))
     zero = np.zeros(work.n_layers, np.int64)
-    log = Run(work, Plan(host=Host(zero, zero, zero, zero)), world.budget).log()
+    log = simpy_run(work, Plan(host=Host(zero, zero, zero, zero)), world.budget).log()
     assert (log.found == HOSTED).all()
     assert not log.stall_host.any()
     idle = work.layer_ns.sum() + work.shared_ns.sum() + work.head_ns.sum()
@@ -155,7 +154,7 @@ def test_se_moe_moves_every_layer_whole(n_layers: int, n_experts: int, tokens: i
     steps = [[rng.integers(0, n_experts, 2).tolist() for _ in range(n_layers)] for _ in range(tokens)]
     work = handmade(steps, n_experts, expert_ns=MS, layer_ns=int(rng.integers(0, 30)) * MS)
     plan = Plan(eviction="fifo", ring=True, discipline="fifo")
-    log = Run(work, plan, 2 * n_experts * MIB).log()
+    log = simpy_run(work, plan, 2 * n_experts * MIB).log()
     assert sum(log.counters.prefetch_bytes) == tokens * n_layers * n_experts * MIB, "nothing survives two layers"
     assert sum(log.counters.demand_bytes) == sum(log.counters.cancelled) == 0
     assert log.finish[-1] >= tokens * n_layers * n_experts * 10 * MS

@@ -12,9 +12,9 @@ from sim.bounds import bounds
 from sim.log import HOSTED
 from sim.plan import Plan, Prediction, Requests
 from sim.report.metrics import Report, Spread, report
-from sim.run.simpy_engine import Run
 from sim.workload import Workload, batched, workload
 from tests.sim.run.test_cache import CYC
+from tests.support.runs import simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import (
     MS,
@@ -39,7 +39,7 @@ ABOUT: dict[str, Any] = {
 
 def told(work: Workload, plan: Plan, slots: int, **about: Any) -> Report:
     """The report of a handmade run with slots of 1 MB."""
-    log = Run(work, plan, slots * SIZE).log()
+    log = simpy_run(work, plan, slots * SIZE).log()
     return report(work, log, bounds(work, slots * SIZE, GBPS * 1e9), **(ABOUT | about))
 
 
@@ -52,8 +52,8 @@ def cycle(**costs: int) -> Workload:
 
 def test_cycle_under_lru() -> None:
     # 12 uses of 1 ms, 10 ms a copy. Two slots: every use waits. Three: only the first three do.
-    assert Run(cycle(expert_ns=MS), Plan(), 2 * SIZE).log().finish[-1] == 132 * MS
-    assert Run(cycle(expert_ns=MS), Plan(), 3 * SIZE).log().finish[-1] == 42 * MS
+    assert simpy_run(cycle(expert_ns=MS), Plan(), 2 * SIZE).log().finish[-1] == 132 * MS
+    assert simpy_run(cycle(expert_ns=MS), Plan(), 3 * SIZE).log().finish[-1] == 42 * MS
 
 
 def test_nothing_runs_on_after_the_last_step() -> None:
@@ -63,7 +63,7 @@ def test_nothing_runs_on_after_the_last_step() -> None:
     result = told(handmade([[[], []], [[], []]], 1, layer_ns=500 * MS, copy_ns=300_000 * MS), plan, 4)
     assert result.run_ms == 2000
     assert result.decode.prefetches["in_flight"] == 1
-    assert Run(work, Plan(), 4 * SIZE).log().finish[-1] == 2000 * MS
+    assert simpy_run(work, Plan(), 4 * SIZE).log().finish[-1] == 2000 * MS
 
 
 def test_without_compute_speed_is_bandwidth_over_bytes() -> None:
@@ -90,14 +90,14 @@ def test_launching_experts_that_are_there_takes_time_that_nobody_computes() -> N
     assert told(work, Plan(everything_resident=True), 2).decode.time_ms["other"] == 8
     # A resident expert and its launch run beside the copy of the other one: 1 + 10 + 1 ms.
     mixed = dataclasses.replace(handmade([[[0]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS), launch_ns=4 * MS)
-    assert np.diff(Run(mixed, Plan(), 2 * SIZE).log().finish).tolist() == [12 * MS]
+    assert np.diff(simpy_run(mixed, Plan(), 2 * SIZE).log().finish).tolist() == [12 * MS]
 
 
 def test_an_expert_that_is_waited_for_runs_alone_and_takes_longer() -> None:
     work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
     work = dataclasses.replace(work, awaited_ns=np.full(4, 4 * MS))
     # The first runs while the second is copied: 1 + 10 + 10 + 1 + 3 ms; then both are there: 1 + 1 + 1 ms.
-    assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [25 * MS, 28 * MS]
+    assert simpy_run(work, Plan(), 2 * SIZE).log().finish.tolist() == [25 * MS, 28 * MS]
     found = told(work, Plan(), 2).decode.time_ms
     assert (found["stall_demand"], found["compute"], found["other"]) == (10 + 6, 1 + 4 + 4 + 1 + 1 + 1, 0)
 
@@ -106,7 +106,7 @@ def test_experts_that_run_apart_from_others_of_their_token_take_longer() -> None
     work = handmade([[[0]], [[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=MS)
     work = dataclasses.replace(work, split_wave_ns=np.array([0, 5 * MS, 0]))
     # Waited for; there without the other one, which is waited for, 1 + 10 + 1 ms, beside the copy; both there.
-    assert np.diff(Run(work, Plan(), 2 * SIZE).log().finish, prepend=0).tolist() == [12 * MS, 12 * MS, 3 * MS]
+    assert np.diff(simpy_run(work, Plan(), 2 * SIZE).log().finish, prepend=0).tolist() == [12 * MS, 12 * MS, 3 * MS]
     alone = handmade([[[0]], [[0]]], 2, layer_ns=MS, expert_ns=MS)
     alone = dataclasses.replace(alone, split_wave_ns=work.split_wave_ns)
     assert told(alone, Plan(), SIZE).decode.time_ms["other"] == 5
@@ -118,7 +118,7 @@ def test_an_expert_that_is_waited_for_is_launched_meanwhile() -> None:
     # 2 ms are there, 1 ms with the launch before it. 1 + 10 + 10 + 1 ms, then 1 + 2 + 2 ms.
     work = handmade([[[0, 1]], [[0, 1]]], 2, layer_ns=MS, expert_ns=2 * MS)
     work = dataclasses.replace(work, awaited_ns=np.full(4, MS))
-    assert Run(work, Plan(), 2 * SIZE).log().finish.tolist() == [22 * MS, 27 * MS]
+    assert simpy_run(work, Plan(), 2 * SIZE).log().finish.tolist() == [22 * MS, 27 * MS]
     found = told(work, Plan(), 2)
     assert found.decode.time_ms["compute"] == 1 + 2 + 1 + 4 and found.decode.time_ms["other"] == 0
     assert found.bounds["compute_tokens_per_s"] == 1000 / 3, "whoever waits for all of them computes less"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from sim.plan import Plan
 from sim.report.timeline import timeline
-from sim.run.simpy_engine import Run
+from tests.support.runs import simpy_run
 from tests.support.worlds import MS, PLANS_TAKE_LONG, World, digest, handmade, planned, run_of
 
 TRACKS = {"steps": 1, "GPU compute": 2, "GPU stall": 3, "link (host to GPU)": 4, "requests": 5, "evictions": 6}
@@ -32,7 +32,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
     work = handmade([[[0], [0]], [[1], [0]]], 2, layer_ns=MS, expert_ns=2 * MS)
     path = tmp_path / "run.json"
     with timeline(path, 2, 2) as observer:
-        Run(work, Plan(), 2_000_000, observer=observer).log()
+        simpy_run(work, Plan(), 2_000_000, observer=observer).log()
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == set(TRACKS)
@@ -86,7 +86,7 @@ def test_equal_runs_give_equal_bytes_whenever_they_run(tmp_path: Path, monkeypat
         monkeypatch.setattr("time.time", lambda now=now: now)
         path = tmp_path / f"{number}.json.gz"
         with timeline(path, 2, 2) as observer:
-            Run(handmade([[[0], [0]]], 2), Plan(), 2_000_000, observer=observer).log()
+            simpy_run(handmade([[[0], [0]]], 2), Plan(), 2_000_000, observer=observer).log()
         whole.append(path.read_bytes())
     assert whole[0] == whole[1]
     assert json.loads(gzip.decompress(whole[0]))

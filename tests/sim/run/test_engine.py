@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ground.errors import InputError
 from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REUSE_HIT, Log
 from sim.plan import Plan
-from sim.run.engines import execute
 from sim.run.observer import Copy, Outcome, Stall, Work
 from sim.run.slots import ABSENT, LOADING
 from sim.workload import Workload, batched, workload
+from tests.support.runs import executed
 from tests.support.worlds import (
     MS,
     PLANS_TAKE_LONG,
@@ -71,7 +71,7 @@ def the_observer_is_told_words_that_its_protocol_has(run: Watched) -> None:
 def test_progress_counts_steps_that_are_done_and_ends_with_all(steps: int, engine: Any) -> None:
     """The first step was told as none, and the end of a run not at all."""
     work, told = handmade([[[0]]] * steps, 1), []
-    done = execute(work, Plan(), MS, engine=engine, progress=lambda count: told.append(count))
+    done = executed(work, Plan(), MS, engine=engine, progress=lambda count: told.append(count))
     assert done.engine == engine
     assert told == sorted(set(told)) and told[0] >= 1 and told[-1] == steps
     if engine == "simpy":
@@ -82,7 +82,7 @@ def test_an_unknown_engine_is_refused() -> None:
     """Any other name meant SimPy."""
     engine: Any = "Compiled"
     with pytest.raises(InputError, match=r"^engine: 'Compiled'; expected one of auto, simpy, compiled$"):
-        execute(handmade([[[0]]], 1), Plan(), MS, engine=engine)
+        executed(handmade([[[0]]], 1), Plan(), MS, engine=engine)
 
 
 # -- conservation ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.plan import Plan, Prediction
-from sim.run.simpy_engine import Run
+from tests.support.runs import simpy_run
 from tests.support.scenes import Scene, asked
 from tests.support.worlds import MS, World, arbitrary_plan, handmade, undemanding, worlds
 
@@ -39,7 +39,7 @@ def test_where_a_plan_prefetches_on_an_idle_link_only_nothing_is_issued_while_it
 @settings(max_examples=40)
 def test_no_moment_issues_more_than_the_plan_lets(world: World, seed: int, most: int, only_idle: bool) -> None:
     plan = undemanding(arbitrary_plan(np.random.default_rng(seed), world, 30))
-    run = Run(world.work, dataclasses.replace(plan, most_issued=most, only_idle=only_idle), world.budget)
+    run = simpy_run(world.work, dataclasses.replace(plan, most_issued=most, only_idle=only_idle), world.budget)
     make, counted = run.link.request_moment, run.counters
 
     def watched(requests: Any) -> None:

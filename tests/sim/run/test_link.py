@@ -12,8 +12,8 @@ from sim.log import LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, Counters
 from sim.plan import Discipline, Plan, Prediction
 from sim.run.clock import Clock
 from sim.run.link import Link
-from sim.run.simpy_engine import Run
 from sim.run.slots import ABSENT, ExpertCache
+from tests.support.runs import simpy_run
 from tests.support.scenes import Scene, asked
 from tests.support.worlds import MS, Witness, World, arbitrary_plan, handmade, undemanding, worlds
 from traces.schema import DECODE
@@ -115,9 +115,9 @@ def test_what_follows_at_once_is_spared_the_latency_where_copies_are_chained() -
     ]
     # One after the other by demand: an expert computes between two copies, and the link falls idle.
     apart = dataclasses.replace(handmade([[[e]] for e in range(5)], 5, expert_ns=1, latency_ns=2 * MS), chained=True)
-    assert Run(apart, Plan(keep=False), 1_000_000).log().finish[-1] == 5 * (10 * MS + 1)
+    assert simpy_run(apart, Plan(keep=False), 1_000_000).log().finish[-1] == 5 * (10 * MS + 1)
     together = dataclasses.replace(handmade([[list(range(5))]], 5, latency_ns=2 * MS), chained=True)
-    assert Run(together, Plan(keep=False), 5_000_000).log().finish[-1] == 10 * MS + 4 * 8 * MS
+    assert simpy_run(together, Plan(keep=False), 5_000_000).log().finish[-1] == 10 * MS + 4 * 8 * MS
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "demand-first", "preemptive"])
@@ -126,7 +126,7 @@ def test_small_copies_are_bound_by_latency(discipline: Discipline) -> None:
     work = handmade(
         [[[e] for e in range(4)] for _ in range(250)], 4, copy_ns=10_040, latency_ns=10_000, expert_bytes=1000
     )
-    log = Run(work, Plan(keep=False, discipline=discipline), 4000).log()
+    log = simpy_run(work, Plan(keep=False, discipline=discipline), 4000).log()
     assert log.finish[-1] == 1000 * 10_040
 
 

@@ -103,7 +103,6 @@ def test_a_run_is_settled_once_and_costs_of_the_host_are_computed_once(
     settled, costed = [], []
     settle, costs = sim.run.prepared.settle, sim.run.terms.host_costs
     monkeypatch.setattr(sim.run.prepared, "settle", lambda *a: settled.append(a) or settle(*a))
-    monkeypatch.setattr(sim.run.engines, "settle", lambda *a: pytest.fail("settled again"))
     monkeypatch.setattr(sim.run.terms, "host_costs", lambda *a: costed.append(a) or costs(*a))
     run = prepare(scene(split_trace, **H200), "fiddler")
     assert isinstance(run.plan.host, Host)

@@ -14,9 +14,9 @@ from sim.plan import MOST_CHUNKS, Host, Plan, PlanError
 from sim.policies import Policy
 from sim.run.cache_size import parse_capacity
 from sim.run.prepared import settle_for
-from sim.run.simpy_engine import Run
 from sim.run.terms import TooSmallError, settle
 from sim.view import View
+from tests.support.runs import simpy_run
 from tests.support.worlds import handmade
 
 SIZE, LAYERS, EXPERTS = 3_000_000, 3, 4
@@ -100,7 +100,7 @@ def test_overrides_are_checked_as_what_a_plan_says_is(discipline: Any, chunks: A
 def test_everything_resident_in_even_pools_needs_experts_of_one_size(sizes: tuple[int, ...]) -> None:
     work, plan = dataclasses.replace(WORK, expert_bytes=sizes), Plan(everything_resident=True, per_layer=True)
     if len(set(sizes)) == 1:
-        assert Run(work, plan, SIZE).log().counters.demand_bytes == [0, 0]
+        assert simpy_run(work, plan, SIZE).log().counters.demand_bytes == [0, 0]
         return
     with pytest.raises(PlanError, match=r"^plan: per_layer is True; expected False where everything is resident"):
         settle(work, plan, SIZE)

@@ -7,8 +7,9 @@ import pytest
 from sim.eviction import LRU
 from sim.log import LATE_QUEUED, MISS, PREFETCH_HIT
 from sim.plan import Plan
-from sim.run.simpy_engine import Run, SimulationError
+from sim.run.simpy_engine import SimulationError
 from sim.run.slots import LOADING, RESIDENT, ExpertCache
+from tests.support.runs import simpy_run
 from tests.support.scenes import Scene, asked
 from tests.support.worlds import MS, handmade
 
@@ -86,7 +87,7 @@ class Unwilling(LRU):
 
 
 def test_a_deadlock_is_an_error_that_names_what_is_waited_for() -> None:
-    run = Run(handmade([[[0]], [[1]]], 2), Plan(eviction=Unwilling), 1_000_000)
+    run = simpy_run(handmade([[[0]], [[1]]], 2), Plan(eviction=Unwilling), 1_000_000)
     with pytest.raises(SimulationError, match=r"deadlock at 10000000 ns.*\[1\]"):
         run.log()
 

@@ -11,8 +11,8 @@ from sim.log import MISS
 from sim.policies import policy_classes
 from sim.run.prepared import prepare, replay
 from sim.run.scene import scene
-from sim.run.simpy_engine import Run
 from tests.support.records import published
+from tests.support.runs import simpy_run
 from tests.support.strategies import make_trace
 from tests.support.worlds import toy_meta
 from traces.convert.kinds import convert_file
@@ -41,7 +41,7 @@ def test_bytes_read_by_a_device(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.npz"
     convert_file(published(f"{name}.npz"), path)
     here = scene(path, cache=cache, split="all")
-    log = Run(here.work, prepare(here, "lru").plan, here.budget).log()
+    log = simpy_run(here.work, prepare(here, "lru").plan, here.budget).log()
     read = np.where(log.found == MISS, here.work.lookup_bytes, 0)
     step = here.work.call // here.work.n_layers
     simulated = np.bincount(step, read, here.work.schedule.n_steps)[here.work.schedule.phase == DECODE]
@@ -67,7 +67,7 @@ def test_conformance_of_lru_by_events(tmp_path: Path) -> None:
     trace.save(path)
     here = scene(path, cache="6")
     plan = prepare(here, "lru", {"scope": "layer"}).plan
-    log = Run(here.work, plan, here.budget).log()
+    log = simpy_run(here.work, plan, here.budget).log()
     missed = np.add.reduceat(log.found == MISS, here.work.offsets[:-1])
     assert missed.tolist() == [int(e["misses"]) for e in events]
     assert (np.diff(here.work.offsets) - missed).tolist() == [int(e["hits"]) for e in events]
