@@ -40,9 +40,12 @@ def kind(model: ModelSpec) -> Kind:
 
 
 def charged(model: ModelSpec) -> bool:
-    """Whether ``sim.machine.cost`` charges measured times for the layers of ``model``: bf16, no window, no encoder."""
-    bf16 = model.weight_bytes == 2 == model.embedding_bytes
-    return bf16 and not any(model.windows) and not model.cross_attention and not model.encoder_layers
+    """Whether ``sim.machine.cost`` charges measured times for the layers of ``model``.
+
+    That is for layers in bf16 that are all alike, without a window and without an encoder.
+    """
+    bf16, alike = model.weight_bytes == 2 == model.embedding_bytes, not model.other_layers
+    return bf16 and alike and not any(model.windows) and not model.cross_attention and not model.encoder_layers
 
 
 def layers_of(models: Iterable[ModelSpec]) -> list[ModelSpec]:
@@ -60,7 +63,7 @@ def in_bf16(model: ModelSpec) -> ModelSpec:
     """
     return replace(
         model, expert_bytes=(2 * model.expert_parameters,) * model.routed_layers, windows=(0,) * model.layers,
-        weight_bytes=2, embedding_bytes=2, encoder_layers=0, cross_attention=False,
+        weight_bytes=2, embedding_bytes=2, encoder_layers=0, cross_attention=False, other_layers=(),
     )  # fmt: skip
 
 

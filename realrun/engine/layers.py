@@ -204,7 +204,7 @@ class Layers:
         """A layer whose two projections have as many weights as its attention and whose cache is as wide."""
         model = self.model
         inner = max(1, model.attention_parameters(layer) // (2 * model.hidden))
-        width = max(1, min(model.attention.kv_width // 2, inner))
+        width = max(1, min(model.attention_of(layer).kv_width // 2, inner))
         each = next(size for size in range(min(_HEAD, width), 0, -1) if width % size == 0)
         return _Block(
             self._weights(inner, model.hidden),

@@ -1,6 +1,7 @@
 """Scenes made smaller: a model of smaller widths, to try things out without a GPU, and the first steps of a run."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from ground.errors import InputError
 from sim.run.cache_size import parse_capacity
 from sim.run.scene import Scene, SceneOptions, scene_of
 from sim.workload import Schedule, workload
+from traces.models.attention import Attention
 from traces.models.spec import ModelSpec
 from traces.schema import DECODE
 
@@ -54,20 +56,20 @@ def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
     def part(width: int) -> int:
         return max(2, width // divisor // 2 * 2) if width else 0
 
-    hidden, inner, attention = part(model.hidden), part(model.expert_ffn), model.attention
+    def thinner(attention: Attention) -> Attention:
+        widths = (field.name for field in fields(Attention) if field.name not in ("shape", "parameters"))
+        less: dict[str, Any] = {name: part(getattr(attention, name)) for name in widths}
+        return replace(attention, parameters=max(2 * hidden, attention.parameters // divisor**2), **less)
+
+    hidden, inner = part(model.hidden), part(model.expert_ffn)
     return replace(
         model,
         name=f"{model.name}{WIDTHS}{divisor}",
         hidden=hidden,
         expert_ffn=inner,
         expert_bytes=(2 * model.expert_matrices * hidden * inner,) * model.routed_layers,
-        attention=replace(
-            attention,
-            parameters=max(2 * hidden, attention.parameters // divisor**2),
-            kv_width=part(attention.kv_width),
-            prefill_width=part(attention.prefill_width),
-            decode_width=part(attention.decode_width),
-        ),
+        attention=thinner(model.attention),
+        other_attention=model.other_attention and thinner(model.other_attention),
         vocab=part(model.vocab),
         shared_ffn=part(model.shared_ffn),
         dense_ffn=part(model.dense_ffn),

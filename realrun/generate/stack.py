@@ -21,7 +21,8 @@ from sim.run.prepared import settle_for
 from traces.capture.listening import Listener, in_8_bits, listen, look_ahead, on_host
 from traces.capture.routers import RoutedLayer
 from traces.embeddings import Basis
-from traces.models.spec import Attention, ModelSpec
+from traces.models.attention import Attention
+from traces.models.spec import ModelSpec
 from traces.schema import DECODE, PREFILL
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ launches of that kind of block take. All results are int64 nanoseconds, rounded 
 Where the machine's profile has times of FFNs or layers of just these dimensions in bf16, those are taken instead:
 linear between two measured points, flat before the first and on at the last slope.
 
-What it leaves out: activations' own traffic (small beside the weights until thousands of rows), norms, sampling, and
-any overlap of blocks with each other.
+What it leaves out: activations' own traffic (small beside the weights until thousands of rows), norms, sampling, any
+overlap of blocks with each other, and what linear attention computes more where it takes a prompt in chunks (a few per
+cent of its layer's FLOPs).
 """
 
 import math
@@ -19,7 +20,8 @@ from numpy.typing import ArrayLike
 from ground.errors import InputError
 from sim.machine.figures import Curve
 from sim.machine.hardware import Hardware, Layer
-from traces.models.spec import KV_BYTES, ModelSpec
+from traces.models.attention import KV_BYTES
+from traces.models.spec import ModelSpec
 
 MOST_NS = 10**18
 
@@ -164,24 +166,32 @@ class Costs:
         return self._attention(rows, cached, layer, 0) + ffn
 
     def _attention(self, rows: np.ndarray, cached: np.ndarray, layer: int, router: int) -> np.ndarray:
-        """Attention of one layer, and its router if it has one.
+        """Attention of one layer, or what stands in its place, and its router if it has one.
 
-        Bytes: the weights, the cached keys and values that are read, the new ones that are written. FLOPs: two for
-        each weight and row, two for each multiply-add of a (query, key) pair, of which a prompt of n has
-        n (n + 1) / 2. A window bounds what a row reads; with several sequences in a call it is applied to their sum.
+        Bytes: the weights, the cached keys and values that are read, the new ones that are written, and a state, read
+        and written for each sequence. FLOPs: two for each weight and row, two for each multiply-add of a row with its
+        state and of a (query, key) pair, of which a prompt of n has n (n + 1) / 2. A window bounds what a row reads;
+        with several sequences in a call it is applied to their sum. An index bounds it likewise, but scores all pairs
+        and reads all of its keys. A prompt takes the cheaper of two ways: all pairs with keys and values expanded, or
+        the pairs that count with these as cached (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, has both).
         """
-        attention, window = self.model.attention, self.model.windows[layer] or math.inf
+        attention, window = self.model.attention_of(layer), self.model.windows[layer] or math.inf
         weights = self.model.attention_parameters(layer)
         prefill = cached == rows
-        read = np.minimum(cached, rows * window)
-        reach = np.minimum(rows, window)
-        pairs = np.where(prefill, reach * (reach + 1) / 2 + (rows - reach) * reach, read)
-        width = np.where(prefill, attention.prefill_width, attention.decode_width)
         if self._layer is not None and router:
             return self._measured_attention(self._layer, rows, cached, prefill)
+        read = np.minimum(cached, rows * window)
+        reach = np.minimum(rows, window)
+        every = np.where(prefill, rows * (rows + 1) / 2, cached)
+        pairs = np.where(prefill, reach * (reach + 1) / 2 + (rows - reach) * reach, read)
+        expanded = np.where(prefill, every * attention.prefill_width, math.inf)
+        work = np.minimum(expanded, pairs * attention.decode_width) + every * attention.index_width
         size = weights * self.model.weight_bytes + router * self.model.embedding_bytes
         moved = size + (read + rows) * attention.kv_width * KV_BYTES
-        return self._block(moved, 2.0 * rows * (weights + router) + 2.0 * pairs * width, self._layer_floor_ns)
+        moved += (cached + rows) * attention.index_kv_width * KV_BYTES
+        moved += np.where(prefill, 1, rows) * 2 * attention.state_bytes
+        flops = 2.0 * rows * (weights + router + attention.state_width) + 2.0 * work
+        return self._block(moved, flops, self._layer_floor_ns)
 
     def _measured_attention(
         self, layer: Layer, rows: np.ndarray, cached: np.ndarray, prefill: np.ndarray
@@ -205,9 +215,11 @@ def along(curve: Curve, at: ArrayLike) -> np.ndarray:
 def _measured_layer(model: ModelSpec, hardware: Hardware) -> Layer | None:
     """The profile's times of the routed layers of ``model``, if it has them and they are the same in all layers.
 
-    Not for weights of another type than bf16, layers with a window or with cross-attention: those take the formula.
+    Not for weights of another type than bf16, layers with a window or with cross-attention, nor for models whose layers
+    are not all alike: those take the formula.
     """
-    if model.weight_bytes != 2 or model.embedding_bytes != 2 or model.cross_attention or any(model.windows):
+    plain = not (model.cross_attention or any(model.windows) or model.other_layers)
+    if model.weight_bytes != 2 or model.embedding_bytes != 2 or not plain:
         return None
     want = (model.hidden, model.attention.shape, model.experts)
     return next((one for one in hardware.layer if (one.hidden, one.attention, one.experts) == want), None)

@@ -38,6 +38,9 @@ def model_json(name_or_path: str) -> dict[str, Any]:
     """One model, built in or from a config.json: sizes in bytes and weights. Raises as `model_spec` does."""
     spec = model_spec(name_or_path)
     fields = {name: getattr(spec, name) for name in _MODEL_FIELDS} | {"attention": spec.attention.shape}
+    if spec.other_attention and spec.other_layers:
+        fields |= {"other_attention": spec.other_attention.shape, "other_layers": spec.other_layers}
+        fields |= {"state_bytes_per_sequence": spec.state_bytes_per_sequence}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
@@ -73,22 +76,30 @@ def model_table(name_or_path: str) -> Table:
 
 def _model_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     dense = [layer for layer in range(spec.layers) if layer not in set(spec.moe_layers)]
-    windowed = sum(window > 0 for window in spec.windows)
+    state = spec.state_bytes_per_sequence
     return [
         ("layers", f"{spec.layers}, of which {spec.routed_layers} routed" + (f"; dense: {dense}" if dense else "")),
         ("experts", f"{spec.experts} a layer, {spec.top_k} a token"),
         ("one expert", f"{spec.expert_matrices} matrices {spec.hidden} x {spec.expert_ffn}: {_sizes(spec)}"),
         ("shared experts", f"width {spec.shared_ffn}" if spec.shared_ffn else "none"),
         ("dense FFN", f"width {spec.dense_ffn}" if dense else "none"),
-        ("attention", spec.attention.shape + (f"; {windowed} layers reach {max(spec.windows)}" if windowed else "")),
+        ("attention", _attention(spec)),
         ("vocabulary", f"{spec.vocab}, embedding and head {'shared' if spec.tied else 'separate'}"),
         ("all experts", f"{spec.all_expert_bytes / 1e9:.3f} GB"),
         ("experts of one token", f"{spec.routed_bytes_per_token / 1e9:.3f} GB"),
         ("everything else", f"{spec.resident_bytes / 1e9:.3f} GB"),
-        ("KV cache", f"{spec.kv_bytes_per_token} bytes a token"),
+        ("KV cache", f"{spec.kv_bytes_per_token} bytes a token" + (f", {state} a sequence" if state else "")),
         ("weights", f"{spec.total_parameters / 1e9:.3f} B, active {spec.active_parameters / 1e9:.3f} B"),
         ("source", spec.source or "as given"),
     ]
+
+
+def _attention(spec: ModelSpec) -> str:
+    """What layers mix tokens by, and how many have a window."""
+    text, windowed = spec.attention.shape, sum(window > 0 for window in spec.windows)
+    if spec.other_attention and spec.other_layers:
+        text += f"; {len(spec.other_layers)} layers {spec.other_attention.shape}"
+    return text + (f"; {windowed} layers reach {max(spec.windows)}" if windowed else "")
 
 
 def _sizes(spec: ModelSpec) -> str:

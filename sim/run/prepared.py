@@ -183,7 +183,8 @@ def report(
         "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
-        "kv": int(cached_tokens(scene.trace, scene.work.schedule).max()) * model.kv_bytes_per_token,
+        "kv": int(cached_tokens(scene.trace, scene.work.schedule).max()) * model.kv_bytes_per_token
+        + min(scene.batch, scene.trace.n_sequences) * model.state_bytes_per_sequence,
     }
     settings = {
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,

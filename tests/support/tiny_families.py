@@ -132,6 +132,15 @@ RELATED: dict[str, Tiny] = {
          "mamba_d_state": 8, "mamba_chunk_size": 4, "layer_types": _MIXED},
         [0, 1, 2],
     ),
+    # Attention of two sizes, and a dense FFN beside the experts.
+    "gemma4": Tiny(
+        "Gemma4",
+        {"intermediate_size": 48, "moe_intermediate_size": 16, "num_experts": 8, "top_k_experts": 2, "head_dim": 8,
+         "enable_moe_block": True, "num_experts_per_tok": None, "global_head_dim": 16, "num_global_key_value_heads": 1,
+         "attention_k_eq_v": True, "sliding_window": 16, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True,
+         "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+        [0, 1, 2], {"vision_config": None, "audio_config": None}, "ForConditionalGeneration",
+    ),
     # Models that see or hear, here given text.
     "qwen3_vl_moe": Tiny("Qwen3VLMoe", _QWEN, [0, 1, 2], {"vision_config": _SEES}, "ForConditionalGeneration"),
     "glm4v_moe": Tiny(
@@ -208,7 +217,9 @@ def randomised(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             last = name.split(".")
-            if last[-2] in ("gate", "router", "classifier") and last[-1] != "e_score_correction_bias":
+            if last[-1].endswith("scale"):  # Gemma's: a weight is not negative
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+            elif last[-2] in ("gate", "router", "classifier") and last[-1] != "e_score_correction_bias":
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
             elif last[-1] == "e_score_correction_bias":
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) * 0.2)

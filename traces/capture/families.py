@@ -82,6 +82,14 @@ def _switch_given(inputs: tuple[Any, ...]) -> "tuple[torch.Tensor, torch.Tensor]
     return ids, inputs[2].reshape(-1, 1).masked_fill(ids < 0, 0)
 
 
+def _gemma_probs(router: Any, hidden: "torch.Tensor") -> "torch.Tensor":
+    """Gemma 4's router normalises and scales its input itself, and gives probabilities instead of logits."""
+    import torch
+
+    scaled = router.norm(hidden) * router.scale * router.scalar_root_size
+    return torch.nn.functional.linear(scaled, router.proj.weight).float().softmax(dim=-1)
+
+
 def _named(family: Family, **models: str) -> dict[str, Family]:
     """A family for each router class of these, with what people call its models."""
     return {router: replace(family, models=name) for router, name in models.items()}
@@ -128,6 +136,13 @@ FAMILIES: dict[str, Family] = {
         DeepseekV3TopkRouter="DeepSeek-V3", DeepseekV32TopkRouter="DeepSeek-V3.2", Glm4MoeTopkRouter="GLM-4-MoE",
         Glm4MoeLiteTopkRouter="GLM-4-MoE-lite", Glm4vMoeTextTopkRouter="GLM-4V-MoE", GlmMoeDsaTopkRouter="GLM-MoE-DSA",
         Dots1TopkRouter="dots.1", ExaoneMoeTopkRouter="EXAONE-MoE", SolarOpenTopkRouter="Solar",
+    ),
+    **_named(
+        Family(
+            logits=_gemma_probs, probs=lambda router, scores: scores, normalised=lambda router: False,
+            matrix="proj.weight", about="softmax, K largest; sum to 1, then scaled expert by expert",
+        ),
+        Gemma4TextRouter="Gemma-4-MoE",
     ),
     **_named(
         Family(

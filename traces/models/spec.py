@@ -1,56 +1,11 @@
 """What a Mixture-of-Experts model is made of: layers, experts, weights and bytes."""
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 from ground.errors import InputError
-
-#: Bytes of one cached key or value number: bf16, whatever the weights are stored in.
-KV_BYTES = 2
+from traces.models.attention import KV_BYTES, Attention
 
 MOST_EXPERT_BYTES = 2**50
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The attention of one layer, reduced to the numbers that cost time and memory."""
-
-    shape: str
-    """In words, for tables: ``GQA 32/8/128``."""
-    parameters: int
-    """Weights of the projections of one layer."""
-    kv_width: int
-    """Numbers cached for one token in one layer."""
-    prefill_width: int
-    """Multiply-adds for one (query, key) pair when keys and values stand expanded, over all heads."""
-    decode_width: int
-    """The same when they are read as cached: wider for MLA, whose cache holds the shared latent."""
-
-    @classmethod
-    def grouped(cls, hidden: int, heads: int, kv_heads: int, head_dim: int) -> Self:
-        """Multi-head or grouped-query attention (Ainslie et al., arXiv 2305.13245)."""
-        return cls(
-            shape=f"GQA {heads}/{kv_heads}/{head_dim}",
-            parameters=2 * hidden * head_dim * (heads + kv_heads),
-            kv_width=2 * kv_heads * head_dim,
-            prefill_width=2 * heads * head_dim,
-            decode_width=2 * heads * head_dim,
-        )
-
-    @classmethod
-    def latent(cls, hidden: int, heads: int, q_rank: int, kv_rank: int, nope: int, rope: int, value: int) -> Self:
-        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); ``q_rank`` 0 is a full query projection."""
-        query = heads * (nope + rope)
-        return cls(
-            shape=f"MLA {heads} heads, kv rank {kv_rank}",
-            parameters=(hidden * q_rank + q_rank * query if q_rank else hidden * query)
-            + hidden * (kv_rank + rope)
-            + kv_rank * heads * (nope + value)
-            + heads * value * hidden,
-            kv_width=kv_rank + rope,
-            prefill_width=heads * (nope + rope + value),
-            decode_width=heads * (2 * kv_rank + rope),
-        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +27,10 @@ class ModelSpec:
     """Bytes of one expert, for each routed layer."""
     attention: Attention
     windows: tuple[int, ...]
-    """For each layer, how many tokens back its attention reaches; 0 is all of them."""
+    """For each layer, how many tokens its attention reads at most, the last ones or those that an index chooses.
+
+    0 is all of them.
+    """
     vocab: int
     tied: bool
     """Whether the embedding and the LM head share one matrix."""
@@ -90,6 +48,10 @@ class ModelSpec:
     """How many of the first layers are an encoder."""
     cross_attention: bool = False
     """Whether the layers after the encoder also attend to its output."""
+    other_attention: Attention | None = None
+    """What stands in the place of ``attention`` in ``other_layers``: linear attention, or attention of other sizes."""
+    other_layers: tuple[int, ...] = ()
+    """Layers that have ``other_attention``, ascending."""
     parked_bytes: int = 0
     """Non-expert weights that stay in GPU memory although this spec does not run them (the other stack's)."""
     source: str = ""
@@ -125,10 +87,15 @@ class ModelSpec:
         """Weights of one router."""
         return self.hidden * self.experts
 
+    def attention_of(self, layer: int) -> Attention:
+        """What model layer ``layer`` mixes its tokens by."""
+        other = self.other_attention if layer in self.other_layers else None
+        return other or self.attention
+
     def attention_parameters(self, layer: int) -> int:
         """Attention weights of model layer ``layer``, twice as many where it has cross-attention too."""
         crossed = self.cross_attention and layer >= self.encoder_layers
-        return self.attention.parameters * (2 if crossed else 1)
+        return self.attention_of(layer).parameters * (2 if crossed else 1)
 
     @property
     def _linear_parameters(self) -> int:
@@ -173,7 +140,13 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one more cached token takes in all decoder layers (in windowed ones until the window is full)."""
-        return (self.layers - self.encoder_layers) * self.attention.kv_width * KV_BYTES
+        decoder = [self.attention_of(layer) for layer in range(self.encoder_layers, self.layers)]
+        return sum(one.kv_width + one.index_kv_width for one in decoder) * KV_BYTES
+
+    @property
+    def state_bytes_per_sequence(self) -> int:
+        """Bytes of the states that layers of linear attention keep for one sequence, however long it is."""
+        return sum(self.attention_of(layer).state_bytes for layer in range(self.layers))
 
     def stack(self, part: str) -> "ModelSpec":
         """The ``"encoder"`` or ``"decoder"`` of an encoder-decoder model alone, its layers numbered from 0.
@@ -193,6 +166,7 @@ class ModelSpec:
             moe_layers=tuple(self.moe_layers[row] - mine.start for row in rows),
             expert_bytes=tuple(self.expert_bytes[row] for row in rows),
             windows=self.windows[mine.start : mine.stop],
+            other_layers=tuple(layer - mine.start for layer in self.other_layers if layer in mine),
             encoder_layers=0,
             cross_attention=self.cross_attention and part == "decoder",
         )

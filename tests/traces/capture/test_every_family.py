@@ -22,7 +22,7 @@ from traces.models.known import resolve_model
 from traces.trace import Trace
 
 INDEXED = ("deepseek_v32", "glm_moe_dsa")
-MIXED = (*INDEXED, "minimax", "qwen3_next", "qwen3_5_moe", "granitemoehybrid")
+MIXED = (*INDEXED, "minimax", "qwen3_next", "qwen3_5_moe", "granitemoehybrid", "gemma4")
 """Families with layers of linear attention, an index, or attention of two sizes."""
 
 

@@ -124,7 +124,7 @@ def test_nested_text_config() -> None:
     assert nested.total_parameters == flat.total_parameters
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v", "mixtral2", "Mixtral", "", None, 3, ["mixtral"]])
+@pytest.mark.parametrize("model_type", ["deepseek_v33", "deepseek_v", "mixtral2", "Mixtral", "", None, 3, ["mixtral"]])
 def test_unknown_type_is_never_a_prefix_match(model_type: object) -> None:
     with pytest.raises(InputError, match=r"^c\.json: model_type .*; expected one of mixtral"):
         read_config({**RELEASED["deepseek-v3"], "model_type": model_type}, "c.json")
@@ -150,6 +150,8 @@ def test_missing_field_is_refused_by_name(field: str) -> None:
     [
         ({"num_experts_per_tok": 9}, "9 experts a token of 8"),
         ({"head_dim": None, "num_attention_heads": 33}, "num_attention_heads is 33"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5; expected a divisor of num_attention_heads 32"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads is 64; expected a divisor of num_attention_heads 32"),
         ({"torch_dtype": "int3"}, "torch_dtype is 'int3'"),
         ({"dtype": "int3", "torch_dtype": "bfloat16"}, "dtype is 'int3'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'"),
@@ -189,7 +191,10 @@ SOLAR = GLM_LITE | {"model_type": "solar_open", "num_key_value_heads": 2}
         (GLM_LITE | {"first_k_dense_replace": 2}, (2, 3)),
         (GLM_LITE | {"first_k_dense_replace": 2, "mlp_layer_types": ["dense", "sparse"] * 2}, (1, 3)),
         (SOLAR | {"model_type": "exaone_moe", "mlp_layer_types": ["sparse", "dense"] * 2}, (0, 2)),
-        (QWEN3 | {"num_hidden_layers": 2, "intermediate_size": 9, "mlp_layer_types": ["dense", "sparse"]}, (1,)),
+        # The classes of these do not read the list.
+        (QWEN3 | {"num_hidden_layers": 2, "intermediate_size": 9, "mlp_layer_types": ["dense", "sparse"]}, (0, 1)),
+        (SOLAR | {"model_type": "glm4_moe", "first_k_dense_replace": 1, "mlp_layer_types": ["sparse"] * 4}, (1, 2, 3)),
+        (GLM_LITE | {"model_type": "deepseek_v3", "first_k_dense_replace": 3, "mlp_layer_types": "any"}, (3,)),
     ],
 )
 def test_routed_layers_are_those_that_the_file_lists_else_those_of_the_familys_rule(config, routed) -> None:
