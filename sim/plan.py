@@ -62,8 +62,11 @@ def _switch(field: str, value: object) -> None:
         raise _at_fault(field, value, "True or False")
 
 
-def _whole(**given: Any) -> list[np.ndarray]:
-    """The columns as int64: a fraction that was cut off would be another request without a word."""
+def _columns(**given: Any) -> list[np.ndarray]:
+    """Columns that a policy gives, as int64; what an engine is given is checked by ``_integers``.
+
+    A policy may have whole numbers as floats. A fraction that was cut off would be another request without a word.
+    """
     columns = {name: np.asarray(column) for name, column in given.items()}
     for name, column in columns.items():
         if column.shape != columns["moment"].shape or column.ndim != 1:
@@ -104,7 +107,7 @@ class Requests:
 
         Raises PlanError, naming the field, unless all are whole numbers and equally many.
         """
-        moment, call, expert, ranks = _whole(
+        moment, call, expert, ranks = _columns(
             moment=moment, call=call, expert=expert, priority=call if priority is None else priority
         )
         order = np.argsort(moment, kind="stable")
@@ -118,7 +121,7 @@ class Requests:
 
         At equal priority the smaller expert goes first. All that a moment asks of one expert is for one call.
         """
-        columns = _whole(moment=moment, call=call, expert=expert, priority=priority)
+        columns = _columns(moment=moment, call=call, expert=expert, priority=priority)
         order = np.lexsort((columns[2], columns[3], columns[0]))
         moment, call, expert, priority = (column[order] for column in columns)
         width = int(expert.max(initial=0)) + 1
