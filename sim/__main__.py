@@ -256,24 +256,38 @@ def bench(
     *,
     tokens: Annotated[WholeNumber, Help("decode tokens of the synthetic trace that SimPy runs")] = 2000,
     long: Annotated[WholeNumber, Help("decode tokens of the one that the compiled engine runs")] = 50_000,
+    sweep: Annotated[Path | None, Help("measure a sweep of 1,000 designs over this trace, and nothing else")] = None,
+    workers: Annotated[WholeNumber, Help("processes of that sweep")] = 2,
     json: _Json = None,
 ) -> None:
-    """Measure how fast the engines are, beside a bare SimPy loop and other caches.
+    """Measure how fast the engines are, beside a bare SimPy loop and other caches; or how fast a sweep is.
 
     For example:
 
     ```
     python -m sim bench
+    python -m sim bench --sweep traces/mixtral_law.npz
     ```
     """
     from sim.bench.engines import run_bench
     from sim.bench.speeds import bench_json, bench_view
 
-    keep_apart([], {"--json": json})
+    keep_apart([sweep], {"--json": json})
+    if sweep is not None:
+        return _bench_sweep(sweep, workers, json)
     rows, caches = run_bench(tokens, long)
     with written(json) as write:
         write(bench_json(rows, caches))
     show(bench_view(rows, caches), json)
+
+
+def _bench_sweep(trace: Path, workers: int, json: str | None) -> None:
+    from sim.bench.sweeps import measure_sweep, sweep_json, sweep_view
+
+    speed = measure_sweep(trace, workers)
+    with written(json) as write:
+        write(sweep_json(speed))
+    show(sweep_view(speed), json)
 
 
 def _announce(here: Scene, engine: Engine) -> None:

@@ -93,3 +93,9 @@ def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Ch
     machine = hardware_of(options.hardware, hardware)
     costs = software_of(options.software, software, options.hardware, hardware)
     return scene_of(options, learns=learns, load=_load, hardware=machine, software=costs)
+
+
+def forget() -> None:
+    """Forget what designs share, as a new process has it."""
+    for kept in (_load, _scene, _place):
+        kept.cache_clear()

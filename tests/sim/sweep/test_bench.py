@@ -1,0 +1,24 @@
+"""The benchmark of a sweep: how many of what it measures, on a trace that takes a moment."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.bench import sweeps
+from sim.sweep.workers import run_here
+from tests.support.replays import reported
+
+
+def test_it_sweeps_every_combination_and_leaves_nothing(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+
+    monkeypatch.setattr(sweeps, "local_workers", lambda count: nullcontext(run_here))
+    monkeypatch.setattr(sweeps, "POLICIES", ("lru", "previous-token"))
+    monkeypatch.setattr(sweeps, "SIZES", 2)
+    monkeypatch.setattr(sweeps, "LINKS", 3)
+    found = reported(said, "bench", "--sweep", trace, "--workers", 3)["sweep"]
+    assert (found["designs"], found["workers"]) == (2 * 2 * 3, 3)
+    assert found["designs_per_s"] == pytest.approx(found["designs"] / found["seconds"])
