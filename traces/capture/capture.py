@@ -28,6 +28,7 @@ from traces.capture.checkpoint import (
     model_name,
     named_by_shape,
     provenance,
+    say_unknown_costs,
     unchanged,
 )
 from traces.capture.corpora import DomainText, read_domain
@@ -143,6 +144,7 @@ def _record(
         common = {part: _meta(about_model, recorder, options) for part, recorder in found.items()}
         _try_meta(common[main], texts)
         _try_embedding(wanted, basis, found[main])
+        say_unknown_costs(common[main]["model"], [routed.layer for routed in found[main].layers])
         run = DomainRun(found, tokenizer, options.amount, options.decoding, options.template)
         captured = [run.domain(text) for text in texts]
         mains = [one[main] for one in captured]

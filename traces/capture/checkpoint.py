@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import numpy as np
 from ground.addresses import check_torch
 from ground.errors import InputError
 from ground.foreign_code import DEBUG, errors_name
+from ground.progress import say
 from ground.text import first_words
 from traces.arrays import shown
-from traces.models.known import builtin_decoder
+from traces.models.known import builtin_decoder, resolve_model
 
 RECORD_FILE = "training.json"
 BASIS_FILE = "embedding_basis.npz"
@@ -237,6 +238,15 @@ def named_by_shape(model: dict[str, Any], layers: int) -> dict[str, Any]:
     if "config" not in model or known is None or (known.routed_layers, known.experts, known.top_k) == shape:
         return model
     return model | {"name": f"{model['name']} ({model['config'].get('model_type')} of another size)"}
+
+
+def say_unknown_costs(model: Mapping[str, Any], layers: Sequence[int]) -> None:
+    """Say on standard error if the simulator could not read costs of a meta's ``model`` with these routed layers."""
+    try:
+        resolve_model(model, layers)
+    except InputError as wrong:
+        reason = str(wrong).partition("; expected one of")[0]
+        say(f"{reason}: what this model costs is unknown, so say whose costs to charge when you simulate: --model NAME")
 
 
 def _config(model: Any, folder: Path) -> dict[str, Any]:

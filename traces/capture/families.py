@@ -142,7 +142,7 @@ FAMILIES: dict[str, Family] = {
             logits=_gemma_probs, probs=lambda router, scores: scores, normalised=lambda router: False,
             matrix="proj.weight", about="softmax, K largest; sum to 1, then scaled expert by expert",
         ),
-        Gemma4TextRouter="Gemma-4-MoE",
+        Gemma4TextRouter="Gemma-4",
     ),
     **_named(
         Family(

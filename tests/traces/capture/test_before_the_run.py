@@ -22,9 +22,11 @@ from traces.capture.batches import run_batch
 from traces.capture.capture import capture_prompts
 from traces.capture.checkpoint import in_words, load_tokenizer, skeleton
 from traces.capture.decoding import Decoding, Prompt, passes
+from traces.capture.domain_run import DomainRun
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.capture.routers import routed_layers
 from traces.embeddings import Basis
+from traces.models.configs import READERS
 from traces.trace import Trace
 from traces.validation import check_meta
 
@@ -61,6 +63,21 @@ def test_a_router_that_accelerate_keeps_elsewhere_is_looked_at_there_and_capture
     cpu_offload(spoilt.model.layers, execution_device="cpu")
     with pytest.raises(InputError, match=r"e_score_correction_bias, entry \[3\] is -inf"):
         Recorder(spoilt)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_costs_that_the_simulator_could_not_read_are_told_before_anything_runs(known, tmp_path, capsys, monkeypatch):
+    decoder("olmoe").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("the court\n\nlaw judge\n")
+    monkeypatch.delattr(DomainRun, "domain")
+    if not known:
+        monkeypatch.delitem(READERS, "olmoe")
+    with pytest.raises(AttributeError, match="domain"):
+        capture_prompts(tmp_path / "model", tmp_path / "prompts.txt", tmp_path / "mine.npz", device="cpu")
+    said = [line for line in capsys.readouterr().err.splitlines() if "--model NAME" in line]
+    assert len(said) == (0 if known else 1)
+    assert known or "model_type is 'olmoe'" in said[0]
 
 
 @pytest.mark.parametrize("small", [True, False])
