@@ -1,9 +1,8 @@
 """Record routing traces of a Hugging Face Mixture-of-Experts model on text: real prefill, real decoding.
 
 Rows are captured batch by batch: ids, gates and probabilities stay in memory (layers x (experts + 6 top_k) bytes a
-row), full hidden states are spooled to a temporary file (4 x hidden size x (layers + 1) bytes a decode row) until the
-model's embedding basis is known. A batch has at most ``Amount.chunk`` rows, and no more than one batch of states is
-ever in memory.
+row), whole hidden states wait until the model's embedding basis is known, where `KeptStates` has them. A batch has at
+most ``Amount.chunk`` rows.
 """
 
 import json
