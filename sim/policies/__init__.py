@@ -92,6 +92,8 @@ def _imported(path: str, what: str) -> type[Policy]:
     module, _, name = path.partition(":")
     with errors_name(f"{what}: cannot import {path!r}"):
         value = getattr(import_module(module), name)
-    if fault := fault_of(value):
+    with errors_name(what):
+        fault = fault_of(value)
+    if fault:
         raise InputError(f"{what if path in what else f'{what}: {path!r}'}: {fault}")
     return cast(type[Policy], value)

@@ -86,6 +86,7 @@ def test_a_comparison_of_all_policies_has_whole_names_in_80_columns(
     reports = json.loads((tmp_path / "all.json").read_text())
     given = [", ".join(f"{key}={value}" for key, value in report["settings"]["set"].items()) for report in reports]
     names = [r["policy"] + (f" ({values})" if values else "") for r, values in zip(reports, given, strict=True)]
+    names = [name + (" *" if r["settings"]["reference"] else "") for name, r in zip(names, reports, strict=True)]
     shown = cells_of(out.splitlines())
     assert len(names) > 10 and sorted(row[0] for row in shown) == sorted(names)
     assert all(all(row) for row in shown)

@@ -113,6 +113,11 @@ class Bad(Policy):
 {top}
 """
 CANNOT = "policy 'bad_policy:Bad': cannot import 'bad_policy:Bad': "
+REFUSING = """class Refusing(type(Policy)):
+    @property
+    def needs(cls):
+        raise RuntimeError("never")
+Bad = Refusing("Bad", (Bad,), {})"""
 FAULTS = [
     ("raise KeyError('boom')", "", "policy bad: plan: KeyError: 'boom' (bad_policy.py, line 12; MOE_REPLAY_DEBUG=1"),
     ("sys.exit(0)", "", "policy bad: plan: SystemExit: 0"),
@@ -125,6 +130,7 @@ FAULTS = [
     ("def (:", "", CANNOT + "SyntaxError"),
     ("return Plan()", "sys.exit(0)", CANNOT + "SystemExit: 0"),
     ("return Plan()", "1 / 0", CANNOT + "ZeroDivisionError"),
+    ("return Plan()", REFUSING, "policy 'bad_policy:Bad': RuntimeError: never"),
     ("return Plan()", "Bad = 3", "'bad_policy:Bad': is not a sim.policies.Policy"),
 ]
 
