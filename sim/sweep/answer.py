@@ -133,8 +133,8 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
         speed = number(best["tokens_per_s"], 3)
         parts.append(Text(f"fastest reference, no system of equal means: {speed} tokens/s ({own})", style="dim"))
     if found.front:
-        beaten = "beaten by none in speed, GPU memory, TTFT and TPOT p99 at once"
-        parts.append(Text(f"{len(found.front)} designs are {beaten}"))
+        how_many = "1 design is" if len(found.front) == 1 else f"{len(found.front)} designs are"
+        parts.append(Text(f"{how_many} beaten by none in speed, GPU memory, TTFT and TPOT p99 at once"))
     most = sorted(found.reasons.items(), key=lambda entry: -entry[1])
     parts += [Text(f"{number:,} not run: {reason}", style="yellow") for reason, number in most[:5]]
     if len(most) > 5:

@@ -1,7 +1,7 @@
 """``python -m sim sweep``: one replay for each of many designs."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from sim.sweep.tasks import Runner
 
 if TYPE_CHECKING:
     from sim.sweep.log import Log
+    from sim.sweep.sensitivity import Effect
 
 _Json = Annotated[str | None, Help("write the answer as JSON here, - is standard output", allow_leading_hyphen=True)]
 
@@ -41,6 +42,9 @@ def sweep(
     scheduler: Annotated[
         str | None, Help("run on the workers of the dask scheduler at this address instead, tcp://HOST:PORT")
     ] = None,
+    sensitivity: Annotated[
+        bool, Help("replay again with each figure that hardware profiles assume at both ends of its range")
+    ] = False,
     dry_run: Annotated[bool, Help("say how many designs there are and about how long they take; run none")] = False,
     json: _Json = None,
 ) -> None:
@@ -57,6 +61,7 @@ def sweep(
     """
     from sim.sweep.answer import answer, answer_view
     from sim.sweep.log import Log
+    from sim.sweep.sensitivity import effects_json, effects_view
     from sim.sweep.table import CSV, PARQUET, check, records, write_table
 
     spec = _spec(what, vary or [])
@@ -65,7 +70,7 @@ def sweep(
     if processes < 1:
         raise InputError(f"--workers: {processes}; give at least 1")
     if dry_run:
-        return _look_ahead(_designs(spec, space), output, processes, json)
+        return _look_ahead(_with_varied(_designs(spec, space), sensitivity), output, processes, json)
     if output is None:
         raise InputError("-o: expected the folder for log and table")
     keep_apart([what], {"--json": json}, folders={"-o": (output, [PARQUET, CSV])})
@@ -77,8 +82,11 @@ def sweep(
         write_table(log, every)
         found = answer(records(log, every), spec.limits.columns)
         names = [name for axis in space.axes for name in axis.names]
+        turning = _sensitivity(log, every, runner) if sensitivity else []
         show(answer_view(found, names, str(spec.limits)), json)
-        write(found.to_json())
+        if sensitivity:
+            show(effects_view(turning), json)
+        write(found.to_json() | ({"sensitivity": effects_json(turning)} if sensitivity else {}))
     say(f"{printable(output / PARQUET)} and {CSV}: a row a design")
     if failed := found.counts["failed"]:
         raise InputError(f"{failed:,} of {found.designs:,} designs failed; the same command tries them again")
@@ -97,14 +105,38 @@ def _carried_out(spec: Spec, space: Space, log: "Log", runner: Runner) -> list[t
     if spec.method == "search":
         search.check()
     with Watch("sweep") as watch:
-
-        def told(done: int, every: int) -> None:
-            watch.at(done / every, f"{done:,} of {every:,} designs")
-
+        told = _telling(watch)
         if spec.method == "search":
             limits = spec.limits.columns
             return search.search(space, spec.goals, limits, spec.designs or 0, spec.seed, log, runner, told)
         return carry_out(_designs(spec, space), log, runner, told)
+
+
+def _sensitivity(log: "Log", every: list[tuple[str, Design]], runner: Runner) -> "list[Effect]":
+    """Run the designs with other figures, write their table, and say what became of the sweep's conclusions."""
+    from sim.sweep.run import carry_out
+    from sim.sweep.sensitivity import effects, varied
+    from sim.sweep.table import SENSITIVITY, write_table
+
+    others = list(varied(every))
+    with Watch("sensitivity") as watch:
+        rows = carry_out((one.design for one in others), log, runner, _telling(watch))
+    write_table(log, rows, SENSITIVITY)
+    return effects(log, every, [(key, one) for (key, _), one in zip(rows, others, strict=True)])
+
+
+def _telling(watch: Watch) -> Callable[[int, int], None]:
+    return lambda done, every: watch.at(done / every, f"{done:,} of {every:,} designs")
+
+
+def _with_varied(designs: Iterable[Design], sensitivity: bool) -> Iterator[Design]:
+    """The designs, and those of a look at sensitivity after each."""
+    from sim.sweep.sensitivity import varied
+
+    for design in designs:
+        yield design
+        if sensitivity:
+            yield from (one.design for one in varied([("", design)]))
 
 
 def _workers(scheduler: str | None, processes: int) -> AbstractContextManager[Runner]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-PARQUET, CSV = "table.parquet", "table.csv"
+TABLE, SENSITIVITY = "table", "sensitivity"
+PARQUET, CSV = f"{TABLE}.parquet", f"{TABLE}.csv"
 _CHUNK = 1000
 
 
@@ -25,15 +26,15 @@ def check() -> None:
     import pyarrow  # noqa: F401
 
 
-def write_table(log: Log, designs: Sequence[tuple[str, Design]]) -> None:
+def write_table(log: Log, designs: Sequence[tuple[str, Design]], name: str = TABLE) -> None:
     """Write the table of ``designs``, whose rows the log has, to the log's folder, whole or not at all."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     schema = _schema(log, designs)
     with (
-        atomic_path(log.folder / PARQUET) as binary,
-        atomic_path(log.folder / CSV) as text,
+        atomic_path(log.folder / f"{name}.parquet") as binary,
+        atomic_path(log.folder / f"{name}.csv") as text,
         parquet.ParquetWriter(binary, schema) as one,
         csv.CSVWriter(text, schema) as other,
     ):
@@ -43,11 +44,14 @@ def write_table(log: Log, designs: Sequence[tuple[str, Design]]) -> None:
             other.write_table(table)
 
 
-def read_table(folder: Path) -> "pandas.DataFrame":
-    """The table of a sweep. Raises ModuleNotFoundError without pandas and pyarrow, OSError if there is none."""
+def read_table(folder: Path, name: str = TABLE) -> "pandas.DataFrame":
+    """The table of a sweep, or that of its look at sensitivity.
+
+    Raises ModuleNotFoundError without pandas and pyarrow, OSError if there is none.
+    """
     import pandas
 
-    return pandas.read_parquet(folder / PARQUET)
+    return pandas.read_parquet(folder / f"{name}.parquet")
 
 
 def records(log: Log, designs: Sequence[tuple[str, Design]]) -> Iterator[dict[str, Any]]:
