@@ -34,6 +34,7 @@ from traces.capture.corpora import DomainText, read_domain
 from traces.capture.decoding import Decoding
 from traces.capture.domain_run import Amount, DomainRows, DomainRun
 from traces.capture.families import FAMILIES, read_families
+from traces.capture.kept_states import memory_named
 from traces.capture.prompts import TEMPLATES, read_prompts
 from traces.capture.recorder import ODD_ROUTES, Recorder, recorders
 from traces.embeddings import Basis, check_size
@@ -136,7 +137,7 @@ def _record(
     wanted = _embedding(options.embedding)
     place = Path(options.basis_path) if options.basis_path else basis_place(folder, beside)
     basis = Basis.load(place) if wanted != "none" and place.exists() else None
-    with ExitStack() as hooks:
+    with memory_named(), ExitStack() as hooks:
         found = {part: hooks.enter_context(one) for part, one in recorders(model, families).items()}
         main = list(found)[-1]
         about_model = provenance(folder, model_name(model_dir), model, options.seed, sha256)

@@ -1,9 +1,13 @@
 """Where the hidden states of a text wait until all of it has been run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ground.errors import InputError
+from ground.text import first_words
 from traces.spool import Spool
 
 if TYPE_CHECKING:
@@ -12,6 +16,20 @@ if TYPE_CHECKING:
 # States stay on a GPU while they take at most this share of what is free there: reading them needs as much again.
 _SHARE = 0.2
 _ROWS = 1024  # rows of a file in memory at once
+
+
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Turn a GPU's lack of memory for what is recorded into an InputError."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = first_words(error, 200)
+        raise InputError(
+            f"out of memory for what is recorded, a smaller --batch or --chunk may help ({reason})"
+        ) from None
 
 
 class KeptStates:

@@ -122,6 +122,23 @@ def test_memory_that_runs_out_is_named_as_such(error, tmp_path, monkeypatch):
         load(tmp_path, device="cpu")
 
 
+@pytest.mark.parametrize("stage", ["domain_run.run_batch", "capture.settled_basis"])
+def test_memory_that_runs_out_for_what_is_recorded_is_one_line(stage, tmp_path, monkeypatch, capsys):
+    decoder("olmoe").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "p.txt").write_text("law\n")
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(f"traces.capture.{stage}", fail)
+    command = ["capture", str(tmp_path / "model"), "--prompts", str(tmp_path / "p.txt"), "-o", str(tmp_path / "o.npz")]
+    assert main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: out of memory for what is recorded, a smaller --batch or --chunk may help (CUDA")
+    assert not (tmp_path / "o.npz").exists()
+
+
 def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys):
     decoder("olmoe").save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
