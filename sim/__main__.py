@@ -98,6 +98,7 @@ def compare(
         list[str] | None, Help("policies to compare, name or name,key=value,...; default: all that the trace allows")
     ] = None,
     options: ReplayOptions = _USUAL,
+    draw: Annotated[bool, Help("show the speeds as bars too")] = False,
     json: _Json = None,
 ) -> None:
     """Replay a trace under several policies at equal GPU bytes and print one table; a star marks references.
@@ -113,6 +114,7 @@ def compare(
     python -m sim compare --mix traces/mixtral_code.npz traces/mixtral_math.npz
     ```
     """
+    from sim.report.bars import comparison_bars
     from sim.report.tables import Comparison
 
     options = options.of(trace, {"--json": json})
@@ -142,6 +144,8 @@ def compare(
             say(f"left out: {'; '.join(small)} (--cache {options.cache} is too small for what they keep)")
         reasons = {label: str(wrong) for label, wrong in failed.items() if label not in small}
         show(Comparison(results, reasons), json)  # before what a full disk may refuse
+        if draw:
+            show(comparison_bars(results), json)
         write(
             [result.to_json() for result in results]
             + [{"policy": label, "error": reason} for label, reason in reasons.items()]

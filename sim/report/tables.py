@@ -137,8 +137,8 @@ def _named(report: Report) -> str:
     return report.policy + (f" ({given})" if given else "")
 
 
-def _marked(report: Report) -> str:
-    """The same, with a mark if it is a reference."""
+def marked(report: Report) -> str:
+    """The policy and the parameters that were set, with a mark if it is a reference."""
     return _named(report) + (" *" if report.settings["reference"] else "")
 
 
@@ -155,7 +155,7 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield heading, table, bounds and notes."""
         headings = ["policy", *_COLUMNS]
-        rows = [[_marked(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
+        rows = [[marked(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
         rows += [[name, "failed", *["–"] * (len(_COLUMNS) - 1)] for name in self.failed]
         shown, *more = fitting(headings, rows, options.max_width)
         title = "decode, at equal GPU bytes; efficiency with prefill"

@@ -42,6 +42,7 @@ def sweep(
     scheduler: Annotated[
         str | None, Help("run on the workers of the dask scheduler at this address instead, tcp://HOST:PORT")
     ] = None,
+    draw: Annotated[bool, Help("show the speeds as bars too")] = False,
     sensitivity: Annotated[
         bool, Help("replay again with each figure that hardware profiles assume at both ends of its range")
     ] = False,
@@ -60,6 +61,7 @@ def sweep(
     ```
     """
     from sim.sweep.answer import answer, answer_view
+    from sim.sweep.draw import drawing
     from sim.sweep.log import Log
     from sim.sweep.sensitivity import effects_json, effects_view
     from sim.sweep.table import CSV, PARQUET, check, records, write_table
@@ -84,6 +86,8 @@ def sweep(
         names = [name for axis in space.axes for name in axis.names]
         turning = _sensitivity(log, every, runner) if sensitivity else []
         show(answer_view(found, names, str(spec.limits)), json)
+        if draw:
+            show(drawing(records(log, every), names), json)
         if sensitivity:
             show(effects_view(turning), json)
         write(found.to_json() | ({"sensitivity": effects_json(turning)} if sensitivity else {}))
