@@ -13,8 +13,9 @@ from traces.spool import Spool
 if TYPE_CHECKING:
     import torch
 
-# States stay on a GPU while they take at most this share of what is free there: reading them needs as much again.
-_SHARE = 0.2
+# States of a text stay on a GPU while they take at most this share of what is free there: there may be many texts, and
+# a basis is fitted to copies of them all.
+_SHARE = 0.04
 _ROWS = 1024  # rows of a file in memory at once
 
 
