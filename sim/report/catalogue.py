@@ -99,7 +99,8 @@ def _attention(spec: ModelSpec) -> str:
     text, windowed = spec.attention.shape, sum(window > 0 for window in spec.windows)
     if spec.other_attention and spec.other_layers:
         text += f"; {len(spec.other_layers)} layers {spec.other_attention.shape}"
-    return text + (f"; {windowed} layers reach {max(spec.windows)}" if windowed else "")
+    verb = "choose" if spec.attention.index_width else "reach"
+    return text + (f"; {windowed} layers {verb} {max(spec.windows)}" if windowed else "")
 
 
 def _sizes(spec: ModelSpec) -> str:
