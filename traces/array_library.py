@@ -29,6 +29,13 @@ def on_host(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else np.asarray(array.cpu().numpy())
 
 
+def alike(array: Any, other: Any) -> Any:
+    """Numbers as float32 where ``other`` lies, whichever of the two is a tensor."""
+    if isinstance(array, np.ndarray) == isinstance(other, np.ndarray):
+        return numbers(array)
+    return beside(np.array(on_host(numbers(array))), other)  # a copy: of a file that is read, torch would warn
+
+
 def nearest(similarity: Any, count: int) -> tuple[Any, Any]:
     """Columns (n, count) of the largest values of each row, in no order, and the values."""
     if not isinstance(similarity, np.ndarray):

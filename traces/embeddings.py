@@ -19,7 +19,7 @@ import numpy as np
 
 from ground.errors import InputError
 from ground.files import atomic_path
-from traces.array_library import beside, library, numbers, on_host
+from traces.array_library import alike, beside, library, numbers, on_host
 from traces.arrays import read_arrays
 
 STRONG = 8  # directions kept unturned, in 8 bits
@@ -187,4 +187,4 @@ def _sampled(states: Sequence[Any]) -> list[Any]:
     """At most _FIT_ROWS rows, spread evenly, in blocks that fit in memory."""
     every = max(1, math.ceil(sum(len(array) for array in states) / _FIT_ROWS))
     rows = [array[::every] for array in states]
-    return [numbers(array[start : start + _ROWS]) for array in rows for start in range(0, len(array), _ROWS)]
+    return [alike(array[at : at + _ROWS], states[0]) for array in rows for at in range(0, len(array), _ROWS)]

@@ -165,8 +165,12 @@ def test_a_basis_of_another_model_is_refused():
 
 
 @pytest.mark.parametrize("wanted", [(16, 3), None])
-def test_tensors_give_what_arrays_do(wanted):
-    """States on a GPU are tensors of the model's precision; here of a CPU, so that the comparison is close."""
+@pytest.mark.parametrize("mixed", [(), (0,), (1,)])
+def test_tensors_give_what_arrays_do(mixed, wanted):
+    """States on a GPU are tensors of the model's precision; here of a CPU, so that the comparison is close.
+
+    Where a GPU has no more room, those of other domains (``mixed``) are arrays.
+    """
     torch = pytest.importorskip("torch")
     arrays = []
     for seed in (1, 2):
@@ -176,6 +180,7 @@ def test_tensors_give_what_arrays_do(wanted):
         routes = np.stack([rng.permutation(16)[:3] for _ in range(400 * 3)]).reshape(400, 3, 3).astype(np.int16)
         arrays.append(Keyed(states, routes, np.arange(400) >= 280))
     hosted = [Keyed(one.states.float().numpy(), one.routes, one.is_eval) for one in arrays]
+    arrays = [hosted[i] if i in mixed else one for i, one in enumerate(arrays)]
     (basis, about), (same, said) = (choose_basis(domains, 16, wanted, None, 0) for domains in (hosted, arrays))
     assert (about["dims"], about["bits"]) == (said["dims"], said["bits"])
     for name in ("recall_full", "recall_stored", "deflate_bytes", "lzma_bytes"):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ground.text import as_is
-from traces.array_library import beside, library, numbers, on_host
+from traces.array_library import alike, beside, library, numbers, on_host
 from traces.statistics.embedding_price import Keyed
 from traces.statistics.recall import NEIGHBOURS, recall, vote_recall
 from traces.statistics.usage import entropy, expert_counts, shares
@@ -55,7 +55,7 @@ def statistics(
     used = {name: shares(expert_counts(domain.routes, experts)) for name, domain in domains.items()}
     return {
         "neighbours": NEIGHBOURS,
-        "keys_a_domain": fewest,
+        "knowna_domain": fewest,
         "decode_rows": {name: len(domain.routes) for name, domain in domains.items()},
         "neighbour_recall": matrix,
         "popularity_recall": {name: _popularity_recall(domain, experts) for name, domain in domains.items()},
@@ -114,13 +114,12 @@ def _cross_recall(one: Keyed, other: Keyed, keys: int, experts: int) -> float:
     """Recall of ``one``'s evaluation rows among the first ``keys`` profile rows of ``other``."""
     queries, profile = np.flatnonzero(one.is_eval), np.flatnonzero(~other.is_eval)[:keys]
     asking, asked = beside(queries, one.states), beside(profile, other.states)
-    recalls = [
-        vote_recall(
-            other.states[:, 1 + layer][asked], other.routes[profile, layer],
-            one.states[:, 1 + layer][asking], one.routes[queries, layer], experts,
+    recalls = []
+    for layer in range(one.routes.shape[1]):
+        known, sought = other.states[:, 1 + layer][asked], one.states[:, 1 + layer][asking]
+        recalls.append(
+            vote_recall(known, other.routes[profile, layer], alike(sought, known), one.routes[queries, layer], experts)
         )
-        for layer in range(one.routes.shape[1])
-    ]  # fmt: skip
     return float(np.mean(recalls))
 
 
