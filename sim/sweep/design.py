@@ -1,20 +1,22 @@
 """One design: a value for each field that a sweep sets. The other fields are as `sim replay` has them by default."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
 from ground.errors import InputError
 from sim.machine.hardware import Hardware
-from sim.machine.prediction_costs import PredictionCosts
+from sim.machine.prediction_costs import MEASURED, PredictionCosts
 from sim.policies import parameters_of, policy_class
 from sim.policies.named import NamedPolicy
 from sim.run.replay_options import ReplayOptions
 from sim.sweep.fields import DEFAULT_POLICY, PARAMETER
 
+_Profile = TypeVar("_Profile")
 Changes = tuple[tuple[str, float | str], ...]
 """Figures of a profile by dotted name, and what they are instead: a number, or ``x`` and a factor."""
 
@@ -57,18 +59,50 @@ class Design:
         return policy_class(self.policy.name).learns
 
 
-@lru_cache(maxsize=256)
 def hardware_of(name: str, changes: Changes) -> Hardware:
     """A machine, some figures of which are others. Raises InputError, and OSError if a file cannot be read."""
-    plain = Hardware.load(name)
+    return _hardware(name, changes, file_state(name))
+
+
+def software_of(name: str, changes: Changes, hardware_name: str, hardware_changes: Changes) -> PredictionCosts:
+    """The same of what predictions cost on a machine."""
+    states = (file_state(name), file_state(hardware_name))
+    return _software(name, changes, hardware_name, hardware_changes, states)
+
+
+def file_state(name: str | Path) -> tuple[int, ...]:
+    """What changes when a file does; nothing for a name that is no file. What is kept of a file is kept under this."""
+    path = Path(name)
+    if not path.is_file():
+        return ()
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+@lru_cache(maxsize=256)
+def _hardware(name: str, changes: Changes, state: object) -> Hardware:
+    plain = _profile(Hardware.load, name, state)
+    if not changes:
+        return plain
     return Hardware.from_dict(_changed(plain.model_dump(by_alias=True, exclude_none=True), changes, name), name)
 
 
 @lru_cache(maxsize=256)
-def software_of(name: str, changes: Changes, hardware_name: str, hardware_changes: Changes) -> PredictionCosts:
-    """The same of what predictions cost on a machine."""
-    plain = PredictionCosts.load(name, hardware_of(hardware_name, hardware_changes))
+def _software(
+    name: str, changes: Changes, hardware_name: str, hardware_changes: Changes, states: object
+) -> PredictionCosts:
+    if name.lower() in MEASURED:
+        plain = PredictionCosts.load(name, hardware_of(hardware_name, hardware_changes))
+    else:
+        plain = _profile(PredictionCosts.load, name, states)
+    if not changes:
+        return plain
     return PredictionCosts.from_dict(_changed(plain.model_dump(exclude_none=True), changes, name), name)
+
+
+@lru_cache(maxsize=64)
+def _profile(load: Callable[[str], _Profile], name: str, state: object) -> _Profile:
+    return load(name)
 
 
 def _changed(profile: dict[str, Any], changes: Changes, name: str) -> dict[str, Any]:
@@ -94,7 +128,7 @@ def _changed(profile: dict[str, Any], changes: Changes, name: str) -> dict[str, 
         table[last] = own | {"source": f"{own['source']}; times {factor:g} by the sweep", "measured": False}
     changed = ", ".join(f"{figure} {value:g}" if isinstance(value, float) else f"{figure} {value}"
                         for figure, value in changes)  # fmt: skip
-    return profile if not changes else profile | {"name": f"{profile['name']} with {changed}"}
+    return profile | {"name": f"{profile['name']} with {changed}"}
 
 
 def plain(value: Any) -> Any:

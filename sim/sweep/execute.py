@@ -2,7 +2,8 @@
 
 import time
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +13,17 @@ from sim.report.shares import shares
 from sim.run.cache_size import parse_capacity
 from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
-from sim.run.scene import Scene, load_traces, scene_of
-from sim.sweep.design import Changes, Design, hardware_of, software_of
-from sim.sweep.identity import identity
+from sim.run.scene import LoadedTraces, Scene, load_traces, scene_of
+from sim.sweep.design import Changes, Design, file_state, hardware_of, software_of
+from sim.sweep.identity import identity, inputs
 from sim.sweep.intervals import interval
 from sim.sweep.row import Row, figures
 
-_load = lru_cache(maxsize=4)(load_traces)
+
+@lru_cache(maxsize=4)
+def _load(content: object, *about: Any) -> LoadedTraces:
+    """The traces as long as their ``content`` is the same."""
+    return load_traces(*about)
 
 
 def run_design(design: Design, key: str) -> Row:
@@ -73,13 +78,16 @@ def _report(design: Design, here: Scene) -> tuple[Report, dict[str, list[int]] |
 
 def scene_at(design: Design) -> Scene:
     """The scene of a design. Raises as `sim.run.scene.scene_of` does."""
-    return _scene(design.options, design.learns, design.changes("hardware"), design.changes("software"))
+    options = design.options
+    content = (*inputs(options), file_state(options.hardware), file_state(options.software))
+    return _scene(options, design.learns, design.changes("hardware"), design.changes("software"), content)
 
 
 @lru_cache(maxsize=64)
-def _scene(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes) -> Scene:
+def _scene(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes, content: object) -> Scene:
     """A scene of its own size, with its bounds; all else is shared with scenes of other sizes."""
-    place = _place(replace(options, cache="100%", seed=min(options.seed, 0), **_of_the_run), learns, hardware, software)
+    alike = replace(options, cache="100%", seed=min(options.seed, 0), **_of_the_run)
+    place = _place(alike, learns, hardware, software, content)
     budget = parse_capacity(options.cache, place.model.expert_bytes, place.model.experts)
     return replace(place, budget=budget, seed=options.seed)
 
@@ -89,10 +97,10 @@ _of_the_run = {name: getattr(ReplayOptions(), name) for name in ("mix", "discipl
 
 
 @lru_cache(maxsize=6)
-def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes) -> Scene:
+def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes, content: object) -> Scene:
     machine = hardware_of(options.hardware, hardware)
     costs = software_of(options.software, software, options.hardware, hardware)
-    return scene_of(options, learns=learns, load=_load, hardware=machine, software=costs)
+    return scene_of(options, learns=learns, load=partial(_load, content), hardware=machine, software=costs)
 
 
 def forget() -> None:

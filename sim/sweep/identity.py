@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sim.policies import parameters_of
 from sim.run.kept_plans import source_digest
 from sim.run.replay_options import ReplayOptions
 from sim.run.scene import bundled_traces, code_version
-from sim.sweep.design import Design, hardware_of, software_of
+from sim.sweep.design import Design, file_state, hardware_of, software_of
 
 _READ = frozenset({"_", "traces", "mix", "profile", "model", "hardware", "software"})
 """Options that name what is read: their content counts."""
@@ -34,7 +34,7 @@ def identity(design: Design) -> str:
         "code": code_version(),
         "options": {f.name: getattr(options, f.name) for f in fields(ReplayOptions) if f.name not in _READ},
         "traces": file_digests(options.traces),
-        "profile": file_digests(tuple(map(str, bundled_traces() if options.profile is None else options.profile))),
+        "profile": file_digests(_bundled() if options.profile is None else options.profile),
         "named profile": options.profile is not None,
         "model": _named(options.model),
         "hardware": _digest(machine.model_dump(mode="json")),
@@ -62,17 +62,23 @@ def _named(model: str | None) -> str | None:
     return model if path is None or not path.is_file() else file_digests((str(path),))[0]
 
 
+@cache
+def _bundled() -> tuple[str, ...]:
+    return tuple(map(str, bundled_traces()))
+
+
+def inputs(options: ReplayOptions) -> tuple[str, ...]:
+    """The content of all traces and models that are read: what is made of them is kept under this."""
+    files = [*options.traces, *(options.profile or _bundled()), *([options.model] if options.model else [])]
+    return tuple(file_digests([path for path in files if Path(path).is_file()]))
+
+
 def file_digests(paths: Sequence[str | Path]) -> list[str]:
-    """The sha256 of files, read again only where a file has changed."""
-    return [_file_digest(str(path), *_state(Path(path))) for path in paths]
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size, state.st_ino
+    """The sha256 of files, read again only where a file has changed. Raises OSError for one that is not there."""
+    return [_file_digest(str(path), file_state(path)) for path in paths]
 
 
 @lru_cache(maxsize=1024)
-def _file_digest(path: str, *state: int) -> str:
+def _file_digest(path: str, state: object) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

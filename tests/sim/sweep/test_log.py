@@ -1,5 +1,6 @@
 """The log of a sweep: whole rows whatever happens to process, disk and neighbours."""
 
+import hashlib
 import json
 import re
 import resource
@@ -17,7 +18,7 @@ from sim.sweep.log import LOG, TORN, Log
 from sim.sweep.row import Row
 from sim.sweep.run import carry_out
 from sim.sweep.spec import Spec, with_axes
-from sim.sweep.table import CSV, PARQUET, write_table
+from sim.sweep.table import CSV, PARQUET, read_table, write_table
 from sim.sweep.tasks import Batch
 from sim.sweep.workers import run_here
 from tests.support.replays import toy_trace
@@ -131,6 +132,8 @@ def test_rows_of_another_trace_of_that_name_or_other_code_are_not_taken(
     new = tables(tmp_path / "out")
     swept(tmp_path / "fresh", wanted)
     assert new == tables(tmp_path / "fresh") and new != old
+    content = hashlib.sha256(trace.read_bytes()).hexdigest()
+    assert set(read_table(tmp_path / "out").trace_sha256.dropna()) == {content}, "nor its routes, kept from before"
     count = len(lines(tmp_path / "out"))
     monkeypatch.setattr("sim.sweep.identity.code_version", lambda: "a later one")
     swept(tmp_path / "out", wanted)
