@@ -224,6 +224,7 @@ def shrunk(model: ModelSpec, layers: int | None = None) -> ModelSpec:
     return replace(
         model, name=f"{layers} layers of {model.name}", layers=layers, moe_layers=tuple(range(layers)),
         expert_bytes=model.expert_bytes[:1] * layers, windows=(0,) * layers, vocab=1024, dense_ffn=0, encoder_layers=0,
+        other_layers=(),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Attention:
     state_width: int = 0
     """Multiply-adds of one row with the state."""
     index_kv_width: int = 0
-    """Numbers that the index caches for one token."""
+    """Numbers that the index caches for one token: charged in bf16, though the makers' kernels keep them in fp8."""
     index_width: int = 0
     """Multiply-adds by which the index scores one (query, key) pair, whether or not the pair is chosen."""
 
