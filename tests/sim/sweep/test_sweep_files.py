@@ -1,0 +1,35 @@
+"""The sweep files that the project holds or shows are ones that the command takes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sim.sweep.run import identified
+from sim.sweep.spec import MOST_DESIGNS, load_spec, spec_of
+from tests.support.places import REPOSITORY
+
+
+def shown() -> list[tuple[str, dict[str, object]]]:
+    blocks = re.findall(
+        r"^```toml\n(.*?)^```", (REPOSITORY / "docs/sweep.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return [(f"docs/sweep.md {number}", tomllib.loads(block)) for number, block in enumerate(blocks)]
+
+
+@pytest.mark.parametrize(("name", "tables"), shown(), ids=[name for name, _ in shown()])
+def test_every_sweep_file_of_the_document_can_be_run(
+    name: str, tables: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    spec = spec_of(tables, name)
+    drawn = spec.space.random(spec.designs or 5, spec.seed)
+    assert all(refusal is None for _, _, refusal in identified(drawn))
+
+
+def test_the_map_of_regimes_has_every_combination_of_what_it_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    space = load_spec(Path("analysis/regimes.toml")).space
+    assert space.size == len(list(space.grid(MOST_DESIGNS))) == 4 * 3 * 6 * 5 * 4 * 2
+    assert all(refusal is None for _, _, refusal in identified(space.random(20, 0)))
