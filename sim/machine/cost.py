@@ -172,8 +172,8 @@ class Costs:
         and written for each sequence. FLOPs: two for each weight and row, two for each multiply-add of a row with its
         state and of a (query, key) pair, of which a prompt of n has n (n + 1) / 2. A window bounds what a row reads;
         with several sequences in a call it is applied to their sum. An index bounds it likewise, but scores all pairs
-        and reads all of its keys. A prompt takes the cheaper of two ways: all pairs with keys and values expanded, or
-        the pairs that count with these as cached (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, has both).
+        and reads all of its keys. A prompt that either bounds takes the cheaper of two ways: all pairs with keys and
+        values expanded, or the pairs that count with these as cached (DeepSeek-V3.2, arXiv 2512.02556, has both).
         """
         attention, window = self.model.attention_of(layer), self.model.windows[layer] or math.inf
         weights = self.model.attention_parameters(layer)
@@ -184,8 +184,10 @@ class Costs:
         reach = np.minimum(rows, window)
         every = np.where(prefill, rows * (rows + 1) / 2, cached)
         pairs = np.where(prefill, reach * (reach + 1) / 2 + (rows - reach) * reach, read)
-        expanded = np.where(prefill, every * attention.prefill_width, math.inf)
-        work = np.minimum(expanded, pairs * attention.decode_width) + every * attention.index_width
+        work = np.where(prefill, every * attention.prefill_width, read * attention.decode_width)
+        if window < math.inf:
+            work = np.minimum(work, pairs * attention.decode_width)
+        work += every * attention.index_width
         size = weights * self.model.weight_bytes + router * self.model.embedding_bytes
         moved = size + (read + rows) * attention.kv_width * KV_BYTES
         moved += (cached + rows) * attention.index_kv_width * KV_BYTES

@@ -54,7 +54,7 @@ class Attention:
     ) -> Self:  # fmt: skip
         """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); ``q_rank`` 0 is a full query projection.
 
-        With the index of DeepSeek-V3.2 (arXiv 2512.02556, section 2.1) ``index_heads`` queries, made of the queries'
+        With the lightning indexer of DeepSeek-V3.2 (arXiv 2512.02556) ``index_heads`` queries, made of the queries'
         latent, score one key a token.
         """
         query = heads * (nope + rope)
@@ -76,7 +76,7 @@ class Attention:
 
     @classmethod
     def lightning(cls, hidden: int, heads: int, head_dim: int) -> Self:
-        """Lightning attention (MiniMax-01, arXiv 2501.08313, section 2.2): queries, keys, values, a gate, the output.
+        """Lightning attention (MiniMax-01, arXiv 2501.08313): queries, keys, values, a gate, the output.
 
         A row adds k v^T to a head's state and reads q of it: two multiply-adds a number. The state is kept in the
         model's own precision, here bf16, as by transformers' class.
@@ -90,7 +90,7 @@ class Attention:
 
     @classmethod
     def delta(cls, hidden: int, heads: int, key: int, value_heads: int, value: int, kernel: int) -> Self:
-        """Gated delta net (Yang et al., arXiv 2412.06464, equation 10), behind a convolution over ``kernel`` tokens.
+        """Gated delta net (Yang et al., arXiv 2412.06464), behind a convolution over ``kernel`` tokens.
 
         Projections: queries and keys (``heads`` of ``key``), values, gate and output (``value_heads`` of ``value``),
         and two numbers a value head. A row reads k of the state, adds k times the difference, and reads q: three
