@@ -14,6 +14,7 @@ from typing import Annotated
 
 from analysis.experiment import Data, Experiment, ReportInputs
 from analysis.experiments import EXPERIMENTS, experiment
+from analysis.html.command import page
 from analysis.options import ExperimentOptions
 from analysis.pages import report as pages
 from analysis.pages.figures import check, draw
@@ -149,6 +150,9 @@ def experiments(*, json: _Json = None) -> None:
     if json != "-":
         for one in EXPERIMENTS.values():
             print(f"{one.name:16} {'figure' if one.draw else 'table':6} {one.title}")
+
+
+app.command(page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

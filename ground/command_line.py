@@ -17,7 +17,7 @@ from ground.text import printable
 
 _EXTRAS = dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "tokenizers"), "torch")
 _EXTRAS |= dict.fromkeys(("matplotlib", "scipy"), "analysis") | {"pandas": "pandas"}
-_EXTRAS |= {"pyarrow": "sweep", "optuna": "search", "distributed": "cluster", "dask": "cluster"}
+_EXTRAS |= {"plotly": "page", "pyarrow": "sweep", "optuna": "search", "distributed": "cluster", "dask": "cluster"}
 _INTERRUPTED, _PIPE = 128 + 2, 128 + 13  # as a shell reports a process that SIGINT or SIGPIPE ended
 
 
