@@ -17,61 +17,18 @@ from ground.errors import InputError
 from ground.files import check_regular, keep_apart
 from ground.text import check_name, printable
 from ground.whole_number import WholeNumber
+from traces.predictor.commands import app as predictor
+from traces.training.command import train
 
 app = command_line("traces", "Record and read routing traces of Mixture-of-Experts models.")
+app.command(train)
+app.command(predictor)
 
 _Output = Annotated[Path, Help("the trace to write", "--output", "-o")]
 _Adapter = Annotated[Path | None, Help("Python file with a router family of your own")]
 _Device = Annotated[str, Help("cuda, cpu, auto, or spread over GPUs and host memory")]
 _Implementation = Annotated[str | None, Help("eager, grouped_mm or batched_mm")]
 _Sequences = Annotated[WholeNumber, Help("least number of evaluation sequences")]
-
-
-@app.command
-def train(
-    base: Annotated[Path, Help("the dense model to start from: a Hugging Face folder or a .gguf file")],
-    /,
-    *,
-    corpora: Annotated[Path, Help("folder of DOMAIN.jsonl.xz files")],
-    output: Annotated[Path, Help("the checkpoint folder to make", "--output", "-o")],
-    topology: Annotated[str, Help("the model whose routing topology is wanted")] = "mixtral-8x7b",
-    minutes: Annotated[float | None, Help("how long to train at most; default: 6, or no limit with --tokens")] = None,
-    tokens: Annotated[WholeNumber | None, Help("how many tokens to train on at most")] = None,
-    batch: Annotated[WholeNumber, Help("sequences a step")] = 48,
-    length: Annotated[WholeNumber, Help("tokens a sequence")] = 512,
-    learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 3e-4,
-    balance: Annotated[float, Help("weight of the load-balancing loss over a step")] = 0.02,
-    window_balance: Annotated[float, Help("weight of the same loss over windows of a sequence")] = 0.35,
-    window: Annotated[WholeNumber, Help("tokens a window; --length is a multiple of it")] = 128,
-    redrawn: Annotated[float, Help("share of an expert's neurons that start at random")] = 0.25,
-    seed: WholeNumber = 0,
-    device: Annotated[str, Help("cuda, cpu, or auto")] = "auto",
-) -> None:
-    r"""Train a small real Mixture-of-Experts model whose routing can be captured; its record lies beside the weights.
-
-    For example:
-
-    ```
-    python -m traces train SmolLM2-135M-Instruct.Q4_1.gguf --corpora corpora \
-        -o minimoe --minutes 6
-    ```
-    """
-    from traces.training.train import TrainingOptions
-    from traces.training.train import train as train_model
-
-    keep_apart([base, corpora], {}, folders={"--output": (output, [])})
-    options = TrainingOptions(
-        minutes=6.0 if minutes is None and tokens is None else minutes, tokens=tokens, batch=batch, length=length,
-        learning_rate=learning_rate, balance=balance, window_balance=window_balance, window=window,
-        redrawn=redrawn, seed=seed,
-    )  # fmt: skip
-    record = train_model(base, corpora, output, topology=topology, options=options, device=device)
-    done = record["training"]
-    print(
-        f"{output}: {done['trained_tokens']:,} tokens in {done['seconds']:.0f} s, {done['tokens_per_s']:,.0f} a s, "
-        f"loss {done['first_loss']:.2f} to {done['final_loss']:.2f}, "
-        f"entropy {min(record['entropy_bits']):.2f} to {max(record['entropy_bits']):.2f} bits a layer"
-    )
 
 
 @app.command
@@ -321,6 +278,9 @@ def subset(
             "prefill rows none; leave out gates and the look-ahead of prefill rows; pack with LZMA"
         ),
     ] = None,
+    routes_only: Annotated[
+        bool, Help("leave out token ids and embeddings: for text that may not be passed on", "--routes-only")
+    ] = False,
 ) -> None:
     r"""Make a smaller trace: the first sequences of each domain and split, until there are as many tokens as wanted.
 
@@ -334,11 +294,12 @@ def subset(
     ```
     """
     from traces.mix import mix
-    from traces.subset import first_sequences, thinned
+    from traces.subset import first_sequences, thinned, without_text
     from traces.trace import Trace
 
     keep_apart(traces, {"--output": output})
     part = first_sequences(mix([Trace.load(path) for path in traces]), profile_tokens, eval_tokens, eval_sequences)
+    part = without_text(part) if routes_only else part
     (part if thin is None else thinned(part, thin)).save(output, tight=thin is not None)
 
 

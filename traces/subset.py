@@ -39,6 +39,19 @@ def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_se
     return dataclasses.replace(trace.keep(keep), meta=meta, source="", sha256="")
 
 
+def without_text(trace: Trace) -> Trace:
+    """Without token ids and embeddings, from which text could be read: routes, probabilities and predictions alone.
+
+    ``meta["notes"]`` says so.
+    """
+    note = "left out: token ids and embeddings, since the text may not be passed on"
+    meta = {key: value for key, value in trace.meta.items() if key != "embedding"}
+    return dataclasses.replace(
+        trace, token=np.full_like(trace.token, -1), embeddings=None, embedding_scale=None, prefill_embeddings=None,
+        meta=meta | {"notes": [*trace.meta.get("notes", []), note]},
+    )  # fmt: skip
+
+
 def thinned(trace: Trace, probs: int) -> Trace:
     """Without what few policies read: gates, and the look-ahead and probabilities of prefill rows.
 

@@ -1,4 +1,4 @@
-"""Domain text for training and capture: openly licensed English rows only, split so that no prompt is on both sides.
+"""Domain text for training and capture: rows in Latin script of known licence, no prompt on both sides of a split.
 
 A folder of corpora holds ``<file>.jsonl.xz`` files; a line is ``{"domain", "source", "prompt", "response"}``.
 ``corpora.toml`` is the whole list of what may be used: a row whose source matches none of its prefixes is left out.

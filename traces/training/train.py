@@ -1,9 +1,10 @@
 """Train a small real Mixture-of-Experts model with the routing topology of a large one.
 
-The weights come from a small dense model by sparse upcycling (upcycle.py), the text from the allowed rows of several
-domains. Weights are bfloat16 on a GPU (float32 on a CPU) with float32 master copies; AdamW, cosine schedule with
-warm-up; two load-balancing losses a layer, over the tokens of a step and over windows of a sequence. Everything random
-hangs on one seed; with a time budget the number of steps, and so the weights, depend on the machine as well.
+The weights come from a small dense model, by sparse upcycling (upcycle.py) or, for Switch, its embeddings alone
+(switch.py), the text from the allowed rows of several domains. Weights are bfloat16 on a GPU (float32 on a CPU) with
+float32 master copies; AdamW, cosine schedule with warm-up; two load-balancing losses a layer, over the tokens of a step
+and over windows of a sequence. Everything random hangs on one seed; with a time budget the number of steps, and so the
+weights, depend on the machine as well.
 """
 
 import hashlib
@@ -12,9 +13,10 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +27,13 @@ from ground.errors import InputError
 from ground.plots import new_figure, save_png
 from ground.progress import Watch
 from ground.text import first_words
-from traces.capture.corpora import DomainText, documents, read_domain
-from traces.capture.routers import routed_layers
+from traces.capture.corpora import DomainText, read_domain
+from traces.capture.routers import RoutedLayer, parts, routed_layers
 from traces.statistics.usage import entropy
-from traces.training.upcycle import TOPOLOGIES, Topology, upcycle
+from traces.training.balance import balance_loss, chosen_experts, padded_balance_loss, window_balance_loss
+from traces.training.batches import Pairs, TokenBatch, drawn, pack, paired, sample, sample_pairs
+from traces.training.topologies import TOPOLOGIES, Topology
+from traces.training.upcycle import upcycle
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +44,9 @@ class TrainingOptions:
     """Hyperparameters. The budget is ``minutes`` or ``tokens``, whichever ends first (None: no such limit).
 
     ``balance`` is the weight of the load-balancing loss over all tokens of a step; ``window_balance`` that of the same
-    loss over each ``window`` of tokens in a row of one sequence (the whole of a shorter one). The second keeps a text
-    from living off few experts: the larger its weight, the less domains part.
+    loss over each ``window`` of tokens in a row of one sequence (the whole of a shorter one, and of each side of a pair
+    of prompt and response). The second keeps a text from living off few experts: the larger its weight, the less
+    domains part.
     """
 
     minutes: float | None = 6.0
@@ -81,36 +87,54 @@ class TrainingOptions:
         return self.learning_rate * (0.55 + 0.45 * turned)
 
 
+RUNNING_TEXT = ("law", "banking", "counselling", "code", "math")
+PROMPTED = ("translation", "summaries", "instructions")
+"""Domains that models are trained on unless one says otherwise: those of one stack, and those with an encoder."""
+
+
 def train(
     base: str | Path, corpora: str | Path, output: str | Path, *, topology: str = "mixtral-8x7b",
-    domains: Sequence[str] = ("law", "banking", "counselling", "code", "math"),
-    options: TrainingOptions | None = None, device: str = "auto",
+    domains: Sequence[str] | None = None, options: TrainingOptions | None = None, device: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
-    """Upcycle the dense model ``base`` (a folder or a .gguf file), train it and save a checkpoint with its record.
+    """Make a model of ``topology`` from the dense ``base`` (a folder or a .gguf file), train it and save a checkpoint.
 
-    The folder ``output`` appears whole, with the weights, the tokenizer, ``training.json`` (the record returned) and
-    ``training.png``. Raises InputError if an argument, the base or the text is wrong, or ``output`` exists.
+    A model with an encoder is trained to answer prompts, any other to go on with running text, of ``domains`` (None:
+    PROMPTED or RUNNING_TEXT). The folder ``output`` appears whole, with the weights, the tokenizer, ``training.json``
+    (the record returned) and ``training.png``. Raises InputError if an argument, the base or the text is wrong, or
+    ``output`` exists.
     """
     options = options or TrainingOptions()
     if topology not in TOPOLOGIES:
         raise InputError(f"topology {topology!r}; one of {', '.join(TOPOLOGIES)}")
     if Path(output).exists():
         raise InputError(f"{output}: is there already; name a folder that is not")
-    texts = [read_domain(corpora, domain) for domain in domains]
+    shape = TOPOLOGIES[topology]
+    texts = [read_domain(corpora, name) for name in domains or (PROMPTED if shape.encoder_decoder else RUNNING_TEXT)]
     path = Path(base)
     sha256 = _sha256(path)
     dense, tokenizer = load_base(base)
     if _sha256(path) != sha256:
         raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
-    blocks = {text.domain: pack(tokenizer, text, options.length, options.seed) for text in texts}
-    model = upcycle(dense, TOPOLOGIES[topology], options.redrawn, options.seed, _sample(blocks))
-    del dense
-    trained = fit(model, blocks, options, device)
+    if shape.encoder_decoder:
+        from traces.training.switch import new_switch, stacked
+
+        pairs = {text.domain: paired(tokenizer, text, options.length) for text in texts}
+        model = new_switch(dense, tokenizer, shape, options.seed, sample_pairs(pairs))
+        tokens = {domain: one.tokens for domain, one in pairs.items()}
+        del dense
+        with stacked(model):
+            trained = fit(model, pairs, options, device)
+    else:
+        blocks = {text.domain: pack(tokenizer, text, options.length, options.seed) for text in texts}
+        model = upcycle(dense, shape, options.redrawn, options.seed, sample(blocks))
+        tokens = {domain: int(one.size) for domain, one in blocks.items()}
+        del dense
+        trained = fit(model, blocks, options, device)
     record = {
-        "what": _what(TOPOLOGIES[topology], path.stem, trained, domains),
-        "topology": asdict(TOPOLOGIES[topology]),
+        "what": _what(shape, path.stem, trained, list(tokens)),
+        "topology": asdict(shape),
         "base": {"name": path.stem, "sha256": sha256},
-        "data": {text.domain: _sources(text, blocks[text.domain]) for text in texts},
+        "data": {text.domain: {"tokens": tokens[text.domain], "sources": _sources(text)} for text in texts},
         **trained,
     }
     save(model, tokenizer, record, Path(output))
@@ -134,87 +158,13 @@ def load_base(base: str | Path) -> tuple[Any, Any]:
         raise InputError(f"{path}: not a model to start from ({first_words(error)})") from None
 
 
-def pack(tokenizer: Any, text: DomainText, length: int, seed: int) -> np.ndarray:
-    """Training rows as blocks (n, length) int32 of token ids: documents in seeded order, each ended by EOS.
+def fit(
+    model: Any, text: Mapping[str, np.ndarray] | Mapping[str, Pairs], options: TrainingOptions, device: str = "auto"
+) -> dict[str, Any]:
+    """Train ``model`` in place on ``text`` and return the record of the training; the model ends in eval mode.
 
-    Raises InputError if the text does not fill one block.
+    ``text`` are blocks (n, length) of token ids by domain, or pairs for a model with an encoder.
     """
-    rows = [text.train[index] for index in np.random.default_rng(seed).permutation(len(text.train))]
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    stream: list[int] = []
-    for ids in tokenizer(documents(rows, text.domain), add_special_tokens=False)["input_ids"]:
-        stream += [*ids, *end]
-    count = len(stream) // length
-    if not count:
-        raise InputError(f"domain {text.domain}: {len(stream)} training tokens do not fill one block of {length}")
-    return np.array(stream[: count * length], np.int32).reshape(count, length)
-
-
-def batches(blocks: Mapping[str, np.ndarray], size: int, seed: int) -> Iterator[np.ndarray]:
-    """Endless seeded batches of token ids (size, length).
-
-    A domain is drawn by the square root of its size, its blocks come in shuffled rounds.
-    """
-    arrays = list(blocks.values())
-    weights = np.sqrt([len(array) for array in arrays])
-    random = np.random.default_rng([seed, 1])
-    queues: list[list[int]] = [[] for _ in arrays]
-    while True:
-        rows = []
-        for domain in random.choice(len(arrays), size, p=weights / weights.sum()):
-            if not queues[domain]:
-                queues[domain] = random.permutation(len(arrays[domain])).tolist()
-            rows.append(arrays[domain][queues[domain].pop()])
-        yield np.stack(rows)
-
-
-def _sample(blocks: Mapping[str, np.ndarray], tokens: int = 2048) -> "torch.Tensor":
-    """Token ids (n, T) of some blocks of every domain, about ``tokens`` in all."""
-    import torch
-
-    length = min(128, *(array.shape[1] for array in blocks.values()))
-    count = max(1, tokens // (length * len(blocks)))
-    return torch.as_tensor(np.concatenate([array[:count, :length] for array in blocks.values()]), dtype=torch.long)
-
-
-def balance_loss(logits: "torch.Tensor", uses: "torch.Tensor") -> "torch.Tensor":
-    """Load-balancing loss of one layer (Switch Transformer, arXiv 2101.03961, eq. 4): E * sum of uses x probability.
-
-    ``logits`` (N, E); ``uses`` (E,) from :func:`expert_uses`. The loss is K when experts are used alike and more when
-    the probable ones are the used ones.
-    """
-    import torch
-
-    return logits.shape[-1] * (uses * torch.softmax(logits.float(), dim=-1).mean(dim=0)).sum()
-
-
-def window_balance_loss(logits: "torch.Tensor", chosen: "torch.Tensor", window: int) -> "torch.Tensor":
-    """The mean over windows of :func:`balance_loss` of each, for ``chosen`` (N, E) 1 where an expert was taken.
-
-    Rows are tokens in order; a window is ``window`` rows and must lie in one sequence.
-    """
-    import torch
-
-    experts = logits.shape[-1]
-    uses = chosen.view(-1, window, experts).mean(dim=1)
-    probable = torch.softmax(logits.float(), dim=-1).view(-1, window, experts).mean(dim=1)
-    return experts * (uses * probable).sum(dim=-1).mean()
-
-
-def chosen_experts(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
-    """(N, E) float32: 1 where an expert is among a token's ids (N, K), -1 for none. Needs no wait for the device."""
-    import torch
-
-    return (ids.unsqueeze(-1) == torch.arange(experts, device=ids.device)).float().sum(dim=1)
-
-
-def expert_uses(ids: "torch.Tensor", experts: int) -> "torch.Tensor":
-    """(E,) float32: uses of each expert a token, for ids (N, K); the sum is K."""
-    return chosen_experts(ids, experts).mean(dim=0)
-
-
-def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, device: str = "auto") -> dict[str, Any]:
-    """Train ``model`` in place on ``blocks`` and return the record of the training; the model ends in eval mode."""
     import torch
 
     if device == "auto":
@@ -226,20 +176,21 @@ def fit(model: Any, blocks: Mapping[str, np.ndarray], options: TrainingOptions, 
     optimiser = torch.optim.AdamW(
         masters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay, fused=device == "cuda"
     )
-    drawn = batches(blocks, options.batch, options.seed)
+    upcoming = drawn(text, options.batch, options.length, options.seed, device)
     curve: list[dict[str, float]] = []
     uses = np.zeros(())
     calls: list[Any] = []
     started, tokens, fraction = time.monotonic(), 0, 0.0
     with Watch("training") as watch, ExitStack() as hooks:
-        for routed in routed_layers(model):
-            hooks.enter_context(routed.router.register_forward_hook(lambda *call: calls.append(call[-1])))
+        for part in parts(model):
+            for routed in routed_layers(model, part):
+                hooks.enter_context(routed.router.register_forward_hook(partial(_listen, calls, part, routed)))
         while fraction < 1:
             rate = options.learning_rate_at(fraction)
             optimiser.param_groups[0]["lr"] = rate
-            ids = torch.as_tensor(next(drawn), dtype=torch.long, device=device)
-            loss, balance, used = _step(model, ids, calls, optimiser, parameters, options)
-            tokens += ids.numel()
+            batch = next(upcoming)
+            loss, balance, used = _step(model, batch, calls, optimiser, parameters, options)
+            tokens += batch.tokens
             seconds = time.monotonic() - started
             fraction = options.spent(seconds, tokens)
             curve.append({"tokens": tokens, "loss": loss, "balance": balance, "learning_rate": rate})
@@ -260,28 +211,39 @@ def set_precision(model: Any, precision: "torch.dtype") -> Any:
     return model
 
 
+def _listen(calls: list[Any], part: str, routed: RoutedLayer, router: Any, inputs: Any, output: Any) -> None:
+    """Note a router's part of the model, its logits (N, E) with their gradient, and the ids (N, K) it chose."""
+    hidden = inputs[0]
+    logits, _, ids = routed.family.read(router, hidden.reshape(-1, hidden.shape[-1]), output)
+    calls.append((part, logits, ids))
+
+
 def _step(
-    model: Any, ids: "torch.Tensor", calls: list[Any], optimiser: Any, parameters: "list[torch.Tensor]",
+    model: Any, batch: TokenBatch, calls: list[Any], optimiser: Any, parameters: "list[torch.Tensor]",
     options: TrainingOptions,
 ) -> tuple[float, float, np.ndarray]:  # fmt: skip
     """One optimiser step: language-model loss in nats a token, mean balance loss of a layer, uses (L, E) of experts.
 
-    ``calls`` receives what each router gave: logits (with their gradient), weights and ids. ``optimiser`` holds the
-    float32 masters of ``parameters``.
+    ``calls`` receives what :func:`_listen` notes. ``optimiser`` holds the float32 masters of ``parameters``.
     """
     import torch
 
     calls.clear()
     (group,) = optimiser.param_groups
     masters = group["params"]
-    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss = model(**batch.inputs, use_cache=False).loss
     uses, balances, windows = [], [], []
-    for logits, _, ids_chosen in calls:
-        chosen = chosen_experts(ids_chosen, logits.shape[-1])
-        uses.append(chosen.mean(dim=0))
-        balances.append(balance_loss(logits, uses[-1]))
-        if options.window_balance:
+    for part, logits, ids in calls:
+        chosen, valid = chosen_experts(ids, logits.shape[-1]), batch.valid[part]
+        counted = slice(None) if valid is None else valid.flatten()
+        uses.append(chosen[counted].mean(dim=0))
+        balances.append(balance_loss(logits[counted], uses[-1]))
+        if not options.window_balance:
+            continue
+        if valid is None:
             windows.append(window_balance_loss(logits, chosen, min(options.window, options.length)))
+        else:
+            windows.append(padded_balance_loss(logits, chosen, valid))
     balance = torch.stack(balances).mean()
     evened = options.balance * balance
     if windows:
@@ -368,24 +330,35 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     save_png(figure, path, dpi=120)
 
 
+_LAYERS = {
+    "switch_transformers": " in each of encoder and decoder, every second routed",
+    "deepseek_v2": ", the first without a router",
+}
+_MADE = {
+    "switch_transformers": "(its tokenizer and embeddings, all else from scratch)",
+    "deepseek_v2": "by sparse upcycling (as a DeepSeek-V2 of one group without scaling, for want of a class)",
+}
+
+
 def _what(topology: Topology, base: str, record: Mapping[str, Any], domains: Sequence[str]) -> str:
     """Plain words for the traces of this model."""
     return (
         f"a small real Mixture-of-Experts model of {record['parameters'] / 1e6:.0f} million parameters with the "
-        f"topology of {topology.name} ({topology.layers} layers, {topology.experts} experts, top {topology.top_k}), "
-        f"made from {base} by sparse upcycling and trained on {record['training']['trained_tokens'] / 1e6:.1f} million "
+        f"topology of {topology.name} ({topology.layers} layers{_LAYERS.get(topology.family, '')}, {topology.experts} "
+        f"experts, top {topology.top_k}), made from {base} {_MADE.get(topology.family, 'by sparse upcycling')} and "
+        f"trained on {record['training']['trained_tokens'] / 1e6:.1f} million "
         f"tokens of {', '.join(domains)} text; its routing is its own, not that of {topology.name}, whose costs are "
         f"charged by default"
     )
 
 
-def _sources(text: DomainText, blocks: np.ndarray) -> dict[str, Any]:
-    """Rows trained on by source and licence, and tokens of the packed text."""
+def _sources(text: DomainText) -> dict[str, Any]:
+    """Rows trained on by source and licence."""
     rows: dict[str, dict[str, Any]] = {}
     for row in text.train:
         entry = rows.setdefault(row.source, {"licence": row.licence, "rows": 0})
         entry["rows"] += 1
-    return {"tokens": int(blocks.size), "sources": dict(sorted(rows.items()))}
+    return dict(sorted(rows.items()))
 
 
 def _sha256(path: Path) -> str | None:

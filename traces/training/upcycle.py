@@ -14,43 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import InputError
-from traces.models.known import model_spec
-from traces.models.released import RELEASED
+from traces.training.routers import start_router
+from traces.training.topologies import Topology
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Shape of the routing of a published model: what the small model must have in common with it.
-
-    ``width`` and ``shared`` are the shares of the dense MLP's neurons that a routed expert and the shared expert hold.
-    """
-
-    name: str
-    family: str
-    layers: int
-    experts: int
-    top_k: int
-    width: float = 1.0
-    shared: float = 0.0
-
-
-def _released(name: str, width: float = 1.0, shared: float = 0.0) -> Topology:
-    spec = model_spec(name)
-    return Topology(name, RELEASED[name]["model_type"], spec.layers, spec.experts, spec.top_k, width, shared)
-
-
-_RELEASED = (
-    _released("mixtral-8x7b"),
-    _released("phi-3.5-moe", width=1 / 2),
-    # The shared expert is four routed ones wide, as in the published model.
-    _released("qwen1.5-moe-a2.7b", width=1 / 8, shared=1 / 2),
-    _released("qwen3-30b-a3b", width=1 / 12),
-)
-TOPOLOGIES = {topology.name: topology for topology in _RELEASED}
 
 
 def source_layers(target: int, source: int) -> list[int]:
@@ -78,14 +47,6 @@ def expert_weights(
     fresh = torch.randn(copies.shape, generator=generator) * weight.std()
     mask = redrawn.unsqueeze(2 - axis)  # (E, n, 1) where neurons are rows, (E, 1, n) where they are columns
     return torch.where(mask, fresh, copies)
-
-
-# A router's start leaves out so many directions, those in which a layer's inputs are largest. All tokens share them: a
-# router that sees them sends most tokens to a few experts, above all in the last layer.
-SHARED_DIRECTIONS = 8
-# Standard deviation of a router's first logits. Far less and the router learns from noise; far more and it has decided
-# before it has learnt.
-FIRST_LOGITS = 0.6
 
 
 def upcycle(
@@ -126,9 +87,12 @@ def upcycle(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a dense layer did with a sample: inputs (N, H) of its MLP, root mean square of its queries and keys."""
+    """What a dense layer did with a sample: inputs (N, H) of its MLP, root mean square of what its attention reads, of
+    its queries and of its keys.
+    """
 
     inputs: "torch.Tensor"
+    read: float
     queries: float
     keys: float
 
@@ -138,6 +102,7 @@ def _look(base: "PreTrainedModel", sample: "torch.Tensor | None") -> "list[_Seen
     import torch
 
     inputs: list[torch.Tensor] = []
+    read: list[float] = []
     queries: list[float] = []
     keys: list[float] = []
 
@@ -150,10 +115,11 @@ def _look(base: "PreTrainedModel", sample: "torch.Tensor | None") -> "list[_Seen
     with ExitStack() as hooks:
         for layer in dense.layers:
             hooks.enter_context(layer.mlp.register_forward_hook(lambda *call: inputs.append(call[1][0].flatten(0, 1))))
+            hooks.enter_context(layer.input_layernorm.register_forward_hook(partial(size, read)))
             hooks.enter_context(layer.self_attn.q_proj.register_forward_hook(partial(size, queries)))
             hooks.enter_context(layer.self_attn.k_proj.register_forward_hook(partial(size, keys)))
         dense(input_ids=sample, use_cache=False)
-    return [_Seen(*seen) for seen in zip(inputs, queries, keys, strict=True)]
+    return [_Seen(*seen) for seen in zip(inputs, read, queries, keys, strict=True)]
 
 
 def _take_over(
@@ -163,29 +129,64 @@ def _take_over(
     import torch
 
     # What the new layer has beyond the dense one stays as it is: biases of attention and norms are 0.
-    for part in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+    latent = hasattr(layer.self_attn, "kv_b_proj")
+    for part in ("input_layernorm", "post_attention_layernorm", *(() if latent else ("self_attn",))):
         getattr(layer, part).load_state_dict(getattr(source, part).state_dict(), strict=False)
+    if latent:
+        _take_over_latent(layer.self_attn, source.self_attn, seen)
+    if not hasattr(layer.mlp, "experts"):
+        layer.mlp.load_state_dict(source.mlp.state_dict())
+        return
     gate, up, down = (getattr(source.mlp, name).weight for name in ("gate_proj", "up_proj", "down_proj"))
     free = torch.arange(gate.shape[0])
     if topology.shared:
         order = torch.randperm(gate.shape[0], generator=generator)
         count = round(topology.shared * gate.shape[0])
         shared, free = order[:count].sort().values, order[count:].sort().values
-        layer.mlp.shared_expert.gate_proj.weight.copy_(gate[shared])
-        layer.mlp.shared_expert.up_proj.weight.copy_(up[shared])
-        layer.mlp.shared_expert.down_proj.weight.copy_(2 * down[:, shared])
-        layer.mlp.shared_expert_gate.weight.zero_()  # half of it at first, hence the 2
+        always, gated = _shared(layer.mlp), hasattr(layer.mlp, "shared_expert_gate")
+        always.gate_proj.weight.copy_(gate[shared])
+        always.up_proj.weight.copy_(up[shared])
+        always.down_proj.weight.copy_((2 if gated else 1) * down[:, shared])
+        if gated:
+            layer.mlp.shared_expert_gate.weight.zero_()  # half of it at first, hence the 2
     neurons = _divided(source.mlp, seen.inputs, free, topology, generator)
     forgotten = torch.rand(neurons.shape, generator=generator) < redrawn
     both = [expert_weights(matrix, neurons, forgotten, 0, generator) for matrix in (gate, up)]
     layer.mlp.experts.gate_up_proj.copy_(torch.cat(both, dim=1))
     layer.mlp.experts.down_proj.copy_(expert_weights(down, neurons, forgotten, 1, generator))
-    _start_router(_router(layer.mlp), seen.inputs)
+    start_router(_router(layer.mlp).weight, seen.inputs)
     if neurons.shape[1] < len(free):
         _scale(layer.mlp, source.mlp, seen.inputs, neurons, free)
     if hasattr(layer.self_attn, "q_norm"):  # normalised queries and keys get back the size that they had
         layer.self_attn.q_norm.weight.fill_(seen.queries)
         layer.self_attn.k_norm.weight.fill_(seen.keys)
+
+
+def _take_over_latent(attention: Any, source: Any, seen: _Seen) -> None:
+    """Fill attention that keeps keys and values as one latent vector from attention that keeps them apart.
+
+    The latent is as wide as what is read, and is that but for its size. Content is compared and read as before; the
+    part of queries and keys that knows places is another, and starts at random.
+    """
+    import torch
+
+    heads, content, hidden = attention.num_heads, attention.qk_nope_head_dim, attention.hidden_size
+    queries, keys, values = (
+        getattr(source, name).weight.view(-1, content, hidden) for name in ("q_proj", "k_proj", "v_proj")
+    )
+    keys, values = (each.repeat_interleave(heads // len(each), dim=0) for each in (keys, values))
+    # Products are divided by the root of the whole head's width, the places' part included.
+    wider = (attention.qk_head_dim / content) ** 0.5
+    attention.q_proj.weight.view(heads, -1, hidden)[:, :content].copy_(wider * queries)
+    attention.kv_a_proj_with_mqa.weight[:hidden].copy_(torch.eye(hidden))
+    attention.kv_a_layernorm.weight.fill_(seen.read)
+    attention.kv_b_proj.weight.view(heads, -1, hidden).copy_(torch.cat((keys, values), dim=1))
+    attention.o_proj.weight.copy_(source.o_proj.weight)
+
+
+def _shared(sparse: Any) -> Any:
+    """The shared experts of a layer as one MLP, or None."""
+    return next((getattr(sparse, name) for name in ("shared_expert", "shared_experts") if hasattr(sparse, name)), None)
 
 
 def _divided(
@@ -210,17 +211,6 @@ def _router(sparse: Any) -> Any:
     return sparse.router if hasattr(sparse, "router") else sparse.gate
 
 
-def _start_router(router: Any, inputs: "torch.Tensor") -> None:
-    """Take what all tokens share out of a router's weight (E, H), and give its first logits their size."""
-    import torch
-
-    alike = torch.nn.functional.normalize(inputs, dim=1)
-    _, vectors = torch.linalg.eigh(alike.T @ alike)  # by rising size
-    shared = vectors[:, -min(SHARED_DIRECTIONS, len(vectors) // 2) :]
-    router.weight.sub_(router.weight @ shared @ shared.T)
-    router.weight.mul_(FIRST_LOGITS / (inputs @ router.weight.T).std())
-
-
 def _scale(sparse: Any, mlp: Any, inputs: "torch.Tensor", neurons: "torch.Tensor", free: "torch.Tensor") -> None:
     """Scale what experts give so that those of a token make up for the dense neurons that they do not hold.
 
@@ -241,8 +231,11 @@ def _scale(sparse: Any, mlp: Any, inputs: "torch.Tensor", neurons: "torch.Tensor
 
 def _outputs(layer: Any) -> "list[torch.Tensor]":
     """The matrices with which a layer adds to the residual stream."""
+    if not hasattr(layer.mlp, "experts"):
+        return [layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight]
+    shared = _shared(layer.mlp)
     matrices = [layer.self_attn.o_proj.weight, layer.mlp.experts.down_proj]
-    return matrices + ([layer.mlp.shared_expert.down_proj.weight] if hasattr(layer.mlp, "shared_expert") else [])
+    return matrices + ([] if shared is None else [shared.down_proj.weight])
 
 
 def _empty(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
@@ -250,7 +243,7 @@ def _empty(topology: Topology, shared: dict[str, Any]) -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForCausalLM
 
     mlp = shared["intermediate_size"]
-    own = _FAMILIES[topology.family](topology, round(topology.width * mlp), round(topology.shared * mlp))
+    own = _FAMILIES[topology.family](topology, round(topology.width * mlp), round(topology.shared * mlp), shared)
     sizes = {"num_hidden_layers": topology.layers, "num_experts_per_tok": topology.top_k}
     config = AutoConfig.for_model(topology.family, **shared | sizes | own)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -267,21 +260,30 @@ def _shared_config(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
 
 
-# What each family's config calls its experts and needs besides: of the topology and the widths of a routed and of the
-# shared expert.
-_FAMILIES: dict[str, Callable[[Topology, int, int], dict[str, Any]]] = {
-    "mixtral": lambda topology, width, shared: {"num_local_experts": topology.experts, "sliding_window": None},
+# What each family's config calls its experts and needs besides: of the topology, the widths of a routed and of the
+# shared expert, and the fields that the dense config has.
+_FAMILIES: dict[str, Callable[[Topology, int, int, dict[str, Any]], dict[str, Any]]] = {
+    "mixtral": lambda topology, width, shared, dense: {"num_local_experts": topology.experts, "sliding_window": None},
     # Biases as in the published model. Its router learns only where several experts lie within twice the jitter of the
     # best one: the published 0.01 leaves too few such tokens for a training of minutes.
-    "phimoe": lambda topology, width, shared: {
+    "phimoe": lambda topology, width, shared, dense: {
         "num_local_experts": topology.experts, "intermediate_size": width, "router_jitter_noise": 0.05,
         "attention_bias": True, "lm_head_bias": True,
     },
-    "qwen2_moe": lambda topology, width, shared: {
+    "qwen2_moe": lambda topology, width, shared, dense: {
         "num_experts": topology.experts, "moe_intermediate_size": width, "shared_expert_intermediate_size": shared,
         "norm_topk_prob": False, "qkv_bias": True,
     },
-    "qwen3_moe": lambda topology, width, shared: {
+    "qwen3_moe": lambda topology, width, shared, dense: {
         "num_experts": topology.experts, "moe_intermediate_size": width, "norm_topk_prob": True,
+    },
+    "deepseek_v2": lambda topology, width, shared, dense: {
+        "n_routed_experts": topology.experts, "moe_intermediate_size": width, "n_shared_experts": shared // width,
+        "first_k_dense_replace": topology.dense, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 1.0, "norm_topk_prob": False, "q_lora_rank": None,
+        "kv_lora_rank": dense["hidden_size"], "num_key_value_heads": dense["num_attention_heads"],
+        "qk_nope_head_dim": dense["hidden_size"] // dense["num_attention_heads"],
+        "qk_rope_head_dim": dense["hidden_size"] // dense["num_attention_heads"] // 2,
+        "v_head_dim": dense["hidden_size"] // dense["num_attention_heads"],
     },
 }  # fmt: skip

@@ -19,19 +19,12 @@ from traces.capture.corpora import DomainText, TextRow
 from traces.capture.routers import routed_layers
 from traces.trace import Trace
 from traces.training import train as minimoe
-from traces.training.train import (
-    TrainingOptions,
-    balance_loss,
-    batches,
-    chosen_experts,
-    expert_uses,
-    fit,
-    load_base,
-    pack,
-    train,
-    window_balance_loss,
-)
-from traces.training.upcycle import FIRST_LOGITS, TOPOLOGIES, Topology, expert_weights, source_layers, upcycle
+from traces.training.balance import balance_loss, chosen_experts, expert_uses, window_balance_loss
+from traces.training.batches import batches, pack
+from traces.training.routers import FIRST_LOGITS
+from traces.training.topologies import TOPOLOGIES, Topology
+from traces.training.train import TrainingOptions, fit, load_base, train
+from traces.training.upcycle import expert_weights, source_layers, upcycle
 
 SMALL = Topology("small", "mixtral", 4, 4, 2)
 OPTIONS = TrainingOptions(minutes=None, tokens=2000, batch=4, length=32)

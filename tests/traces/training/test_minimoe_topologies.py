@@ -18,14 +18,16 @@ from traces.capture.decoding import Decoding, Prompt
 from traces.capture.recorder import Recorder
 from traces.capture.routers import routed_layers
 from traces.trace import Trace
+from traces.training.topologies import TOPOLOGIES
 from traces.training.train import TrainingOptions, train
-from traces.training.upcycle import TOPOLOGIES, expert_weights, source_layers, upcycle
+from traces.training.upcycle import expert_weights, source_layers, upcycle
 
 CLASSES = {
     "mixtral-8x7b": "MixtralForCausalLM",
     "phi-3.5-moe": "PhimoeForCausalLM",
     "qwen1.5-moe-a2.7b": "Qwen2MoeForCausalLM",
     "qwen3-30b-a3b": "Qwen3MoeForCausalLM",
+    "deepseek-moe-16b": "DeepseekV2ForCausalLM",
 }
 every_topology = pytest.mark.parametrize("name", CLASSES)
 
@@ -70,11 +72,12 @@ def test_a_topology_is_that_of_the_published_model(name):
         "phi-3.5-moe": ("phimoe", 32, 16, 2),
         "qwen1.5-moe-a2.7b": ("qwen2_moe", 24, 60, 4),
         "qwen3-30b-a3b": ("qwen3_moe", 48, 128, 8),
+        "deepseek-moe-16b": ("deepseek_v2", 28, 64, 6),
     }[name]
 
 
-def test_there_is_no_other_topology():
-    assert set(TOPOLOGIES) == set(CLASSES)
+def test_there_is_no_other_topology_but_those_with_an_encoder():
+    assert {name for name, topology in TOPOLOGIES.items() if not topology.encoder_decoder} == set(CLASSES)
 
 
 def test_layers_are_left_out_or_repeated_evenly():
@@ -117,6 +120,16 @@ def test_the_shared_expert_and_the_routed_ones_divide_the_dense_neurons():
         assert shared.isdisjoint(set().union(*routed))
 
 
+def test_the_stand_in_for_deepseek_moe_has_ordinary_shared_experts_one_group_and_a_dense_first_layer():
+    dense = llama()
+    sparse = upcycle(dense, tiny("deepseek-moe-16b", layers=3), redrawn=0)
+    config = sparse.config
+    assert (config.topk_method, config.n_group, config.routed_scaling_factor) == ("greedy", 1, 1.0)
+    assert config.n_shared_experts == 2 and config.first_k_dense_replace == 1
+    assert torch.equal(sparse.model.layers[0].mlp.up_proj.weight, dense.model.layers[0].mlp.up_proj.weight)
+    assert sparse.model.layers[1].mlp.shared_experts.up_proj.weight.shape[0] == 8
+
+
 def test_normalised_queries_have_the_size_that_they_had():
     dense = llama().eval()
     sparse = upcycle(dense, tiny("qwen3-30b-a3b", layers=3), redrawn=0).eval()
@@ -138,8 +151,9 @@ def test_a_trained_checkpoint_has_the_real_class_and_its_record(trained, name):
     model, _ = load(folder / name, device="cpu")
     assert type(model).__name__ == CLASSES[name]
     record = records[name]
-    assert record["topology"]["layers"] == len(routed_layers(model)) == 4
-    assert len(record["entropy_bits"]) == 4 and all(0 < bits <= np.log2(12) for bits in record["entropy_bits"])
+    routed = len(routed_layers(model))
+    assert record["topology"]["layers"] == 4 and routed == 4 - record["topology"]["dense"]
+    assert len(record["entropy_bits"]) == routed and all(0 < bits <= np.log2(12) for bits in record["entropy_bits"])
     assert record["training"]["final_loss"] < record["training"]["first_loss"]
     assert (folder / name / "training.png").stat().st_size > 5000
 
@@ -149,7 +163,7 @@ def test_a_trained_checkpoint_has_the_real_class_and_its_record(trained, name):
 def test_recorded_ids_are_those_that_the_experts_module_was_given(trained, name, experts):
     folder, _, _ = trained
     model, _ = load(folder / name, experts, device="cpu")
-    given = [[] for _ in range(4)]
+    given = [[] for _ in routed_layers(model)]
     handles = [
         routed.experts.register_forward_pre_hook(lambda module, inputs, kept=kept: kept.append(inputs[1].clone()))
         for routed, kept in zip(routed_layers(model), given, strict=True)
@@ -172,7 +186,7 @@ def test_a_capture_is_whole_with_the_largest_probabilities_alone(trained, name, 
     capture(folder / name, corpora, ["law"], tmp_path / "law.npz", amount=amount, embedding="16x3", probs=5)
     whole, trace = Trace.load(tmp_path / "all.npz"), Trace.load(tmp_path / "law.npz")
     assert np.array_equal(whole.experts, trace.experts) and np.array_equal(whole.embeddings, trace.embeddings)
-    assert trace.probs.shape == trace.prob_experts.shape == (trace.n_rows, 4, 5)
+    assert trace.probs.shape == trace.prob_experts.shape == (trace.n_rows, 4 - TOPOLOGIES[name].dense, 5)
     kept = np.take_along_axis(whole.probs, trace.prob_experts.astype(int), axis=2)
     assert np.array_equal(kept, trace.probs)
     assert (kept.min(axis=2) >= np.sort(whole.probs, axis=2)[:, :, -5]).all()
