@@ -5,12 +5,12 @@ worker that has other code, or other bundled traces, refuses: identities say so.
 """
 
 import hashlib
-import os
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,17 +96,22 @@ def _kept(content: bytes) -> bytes:
 
 def _run(batch: Batch, names: Sequence[str], *contents: bytes) -> list[Row]:
     """Run a batch, the files that it names being sent along."""
-    here = {name: _placed(name, content) for name, content in zip(names, contents, strict=True)}
     with _one_at_a_time:  # a worker may have several threads
+        here = {name: _placed(name, content) for name, content in zip(names, contents, strict=True)}
         return [_told(run_design(_moved(task.design, here), task.key), here) for task in batch]
 
 
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps the files that were sent to it; it goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="moe-replay-")
+
+
 def _placed(name: str, content: bytes) -> str:
-    """A file of this content, of the same name, in a folder of this user's."""
-    root = Path(tempfile.gettempdir()) / f"moe-replay-inputs-{os.getuid()}"
-    path = root / hashlib.sha256(content).hexdigest() / Path(name).name
-    if not (path.is_file() and path.read_bytes() == content):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """A file of this content, of the same name, for this process."""
+    path = Path(_folder().name) / hashlib.sha256(content).hexdigest() / Path(name).name
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
         with atomic_path(path) as part:
             part.write_bytes(content)
     return str(path)
