@@ -97,7 +97,8 @@ def _repeated_rows(trace: Trace) -> int:
     positions, members = np.bincount(group, elsewhere), np.bincount(group)
     least = _PLACES * np.median(positions)
     ends = np.cumsum(members)
-    suspects = np.flatnonzero((members >= least) & (rows[first] >= 0).any(axis=1))
+    suspects = np.flatnonzero(members >= least)
+    suspects = suspects[(rows[first[suspects]] >= 0).any(axis=1)]
     chance = _by_chance(trace, first[suspects], members[suspects])
     suspects = suspects[members[suspects] >= np.floor(_PLACES * (1 + 2 * chance))]
     return sum(

@@ -177,7 +177,9 @@ def _persistent(prompt: _Prompt, asking: Asking, stop: threading.Event) -> Any:
             return _exchange(asking, prompt.place, prompt.body)
         except (_Refused, OSError, http.client.HTTPException, ValueError) as error:
             status = error.code if isinstance(error, urllib.error.HTTPError) else _AGAIN[0]
-            if isinstance(error, _Refused) or status not in _AGAIN or not left or stop.wait(pause * (0.5 + chance.random() / 2)):
+            if isinstance(error, _Refused) or status not in _AGAIN or not left:
+                return error
+            if stop.wait(pause * (0.5 + chance.random() / 2)):
                 return error
         pause = min(2 * pause, _LONGEST_PAUSE)
     return None

@@ -1,12 +1,18 @@
 """Rows that need not fit in memory: written to a file as they come, read back as a memory map."""
 
+import mmap
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_READ: "weakref.WeakValueDictionary[int, np.memmap[Any, Any]]" = weakref.WeakValueDictionary()
+_SECONDS = 0.05
 
 
 class Spool:
@@ -34,7 +40,9 @@ class Spool:
             return np.empty((0, *self._shape), self._dtype)
         with self._named():
             self._file.flush()
-        return np.memmap(self._file, self._dtype, "r", shape=(self._rows, *self._shape))
+        rows = np.memmap(self._file, self._dtype, "r", shape=(self._rows, *self._shape))
+        _READ[id(rows)] = rows
+        return rows
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -44,3 +52,26 @@ class Spool:
         except OSError as error:
             where = f"temporary files in {self._folder} (TMPDIR names another folder)"
             raise type(error)(error.errno, error.strerror, where) from error
+
+
+@contextmanager
+def pages_given_back() -> Iterator[None]:
+    """Within it, pages of spools that were read are given back to the system every moment: else all that has been
+    looked at counts as the process's memory until others need it.
+    """
+    done = threading.Event()
+
+    def give_back() -> None:
+        while not done.wait(_SECONDS):
+            for rows in list(_READ.values()):
+                rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=give_back, daemon=True)
+    if hasattr(mmap, "MADV_DONTNEED"):
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()

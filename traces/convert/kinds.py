@@ -21,6 +21,7 @@ from traces.convert.request import Record, Request
 from traces.convert.shapes import Given
 from traces.convert.source import Source, expanded
 from traces.models.known import builtin, resolve_model
+from traces.spool import pages_given_back
 from traces.trace import Trace
 
 __all__ = ["Given", "convert_file", "convert_files", "replay_needs"]
@@ -53,18 +54,20 @@ def convert_files(
     with named(name):
         form, sources, notes = _recognised(paths, kind)
     before = _hashes(sources, [])
-    with _progress(name, sources) as seen, named(name), _damage_named(form):
-        record = _together(form, sources, given)
-        folder = Path(output).absolute().parent
-        stem = Path(shown(Path(paths[0]).absolute())).stem
-        trace = trace_of(record, given, stem, folder=folder if folder.is_dir() else None, seen=partial(seen, record))
-    trace.meta["notes"] += notes
-    after = _hashes(sources, record.files)
-    for path, sha256 in before.items():
-        if after[path] != sha256:
-            raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
-    trace.meta["converted"] = _provenance(after, form)
-    trace.save(output)
+    with pages_given_back():
+        with _progress(name, sources) as seen, named(name), _damage_named(form):
+            record = _together(form, sources, given)
+            folder = Path(output).absolute().parent
+            stem = Path(shown(Path(paths[0]).absolute())).stem
+            here = folder if folder.is_dir() else None
+            trace = trace_of(record, given, stem, folder=here, seen=partial(seen, record))
+        trace.meta["notes"] += notes
+        after = _hashes(sources, record.files)
+        for path, sha256 in before.items():
+            if after[path] != sha256:
+                raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
+        trace.meta["converted"] = _provenance(after, form)
+        trace.save(output)
     return trace
 
 
@@ -157,7 +160,8 @@ def _progress(name: str, sources: list[Source]) -> Iterator[Callable[[Record, in
 
         def seen(record: Record, requests: int) -> None:
             read, size = (sum(part) for part in zip(*(source.progress for source in sources), strict=True))
-            watch.at(requests / record.count if record.count else read / size if size else 0.0, f"{requests} requests")
+            done = requests / record.count if record.count else read / size if size else 0.0
+            watch.at(min(done, 0.99), f"{requests} requests")
 
         yield seen
 
