@@ -199,6 +199,7 @@ def convert(
     from traces.arrays import shown
     from traces.convert.kinds import Given, convert_files, replay_needs
     from traces.plausibility import doubts
+    from traces.spool import pages_given_back
 
     keep_apart([*files, model], {"--output": output})
     # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
@@ -207,7 +208,9 @@ def convert(
         check_name(domain, "--domain")
     given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
     trace = convert_files(files, output, kind=kind, given=given)
-    for note in (*trace.meta["notes"], *doubts(trace), *replay_needs(trace)):
+    with pages_given_back():
+        notes = [*trace.meta["notes"], *doubts(trace), *replay_needs(trace)]
+    for note in notes:
         print(f"warning: {printable(note)}", file=sys.stderr)
     print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
 

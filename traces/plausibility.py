@@ -1,4 +1,5 @@
-"""What makes a valid trace doubtful: filler in place of routes, layers that never vary, layers that are copies.
+"""What makes a valid trace doubtful: filler in place of routes, layers that never vary or are copies, turns that are
+counted twice, prompts without their beginning, experts that take nearly all.
 
 Real text can repeat, so these are doubts and no errors. They are counted from the routes alone, whatever wrote them.
 """
@@ -6,6 +7,8 @@ Real text can repeat, so these are doubts and no errors. They are counted from t
 import numpy as np
 
 from traces.layer_numbers import listed
+from traces.schema import PREFILL
+from traces.statistics.usage import expert_counts
 from traces.trace import Trace
 
 # The same row in this many places is no chance where a row holds this many ids.
@@ -13,6 +16,8 @@ _PLACES = 4
 _ROW_IDS = 8
 # From this many rows on a layer that never varies, or two layers that always agree, are no chance.
 _ROWS = 16
+# So large a share of a layer's activations for as few experts as a token takes is a collapse.
+_COLLAPSED = 0.95
 # Rows compared at once, which bounds memory.
 _BLOCK = 8192
 
@@ -21,7 +26,8 @@ def doubts(trace: Trace) -> list[str]:
     """One line for each thing that no real run is expected to do; none for a plausible trace.
 
     Rows that stand identically in many places, layers in which all rows (or all rows of a sequence) take the same
-    experts, layers without a route, and layers that copy each other. Time is linear in the trace.
+    experts, layers without a route, with few experts or that copy each other, sequences that begin with all of the one
+    before or in the middle of their prompt. Time is linear in the trace.
     """
     if trace.n_experts <= trace.top_k:  # every token takes every expert
         return []
@@ -38,11 +44,52 @@ def doubts(trace: Trace) -> list[str]:
             found.append(f"{what} in {where}: was the capture lost or overwritten?")
     for copies in _copied_layers(trace, ~(fixed | steady)):
         found.append(f"layers {listed(copies)} hold the same routes in every row: was one buffer read for all of them?")
+    collapsed = _collapsed_layers(trace) & ~(fixed | steady)
+    if collapsed.any():
+        where = listed(trace.layers[collapsed].tolist())
+        found.append(
+            f"{trace.top_k} of {trace.n_experts} experts have more than {_COLLAPSED:.0%} of the activations of layers "
+            f"{where}: a router that has collapsed, or ids that were cut?"
+        )
+    found += _broken_histories(trace)
     if not (fixed | steady).all() and (rows := _repeated_rows(trace)):
         found.append(
             f"{rows} of {trace.n_rows} rows are identical in every layer to rows elsewhere: padding, or rows that were "
             "never written? (routes of padding must be left out, by n_valid or lengths when converting)"
         )
+    return found
+
+
+def _collapsed_layers(trace: Trace) -> np.ndarray:
+    """(L,) flags of the layers in which as few experts as a token takes have nearly all activations."""
+    if trace.n_rows < _ROWS:
+        return np.zeros(trace.n_layers, bool)
+    blocks = range(0, trace.n_rows, _BLOCK)
+    counts = sum(expert_counts(trace.experts[start : start + _BLOCK], trace.n_experts) for start in blocks)
+    counts = np.sort(counts, axis=1)
+    return counts[:, -trace.top_k :].sum(axis=1) > _COLLAPSED * counts.sum(axis=1)
+
+
+def _broken_histories(trace: Trace) -> list[str]:
+    """Sequences that hold the one before, and those whose prompt has lost its beginning."""
+    found, offsets = [], trace.offsets
+    lengths = np.diff(offsets)
+    repeated = [
+        s
+        for s in range(1, trace.n_sequences)
+        if _ROWS <= lengths[s - 1] < lengths[s]
+        and (trace.experts[offsets[s] - 1] == trace.experts[offsets[s] + lengths[s - 1] - 1]).all()
+        and (trace.experts[offsets[s - 1] : offsets[s]] == trace.experts[offsets[s] :][: lengths[s - 1]]).all()
+    ]
+    if repeated:
+        found.append(
+            f"{len(repeated)} sequences begin with all rows of the one before: turns of a conversation that count twice? "
+            "(give 'conversation' when converting)"
+        )
+    begin = offsets[:-1]
+    holes = int(((trace.position[begin] > 0) & (trace.phase[begin] == PREFILL)).sum())
+    if holes:
+        found.append(f"{holes} sequences begin in the middle of their prompt: were rows left to a prefix cache?")
     return found
 
 

@@ -122,3 +122,26 @@ def test_info_and_convert_tell_doubts(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)[0]["doubts"][0].startswith("20 of 100 rows are identical")
     assert main(["info", str(tmp_path / "t.npz")]) == 0
     assert "doubtful" in capsys.readouterr().out
+
+
+def test_a_layer_in_which_few_experts_take_nearly_all_is_told():
+    ids = varied(200)
+    few = np.random.default_rng(1).permuted(np.tile(np.arange(8), (200, 1)), axis=1)[:, :2]
+    few[few.sum(axis=1) != 1] = [0, 1]
+    few[::50] = [2, 3]
+    ids[:, 2] = few
+    (doubt,) = doubts(make_trace(ids, n_experts=8))
+    assert doubt.startswith("2 of 8 experts have more than 95% of the activations of layers 2:")
+
+
+def test_turns_that_hold_the_one_before_and_prompts_without_a_beginning_are_told():
+    one, two = varied(20), varied(30)
+    two[:20] = one
+    sequence = np.repeat([0, 1], [20, 30])
+    (doubt,) = doubts(make_trace(np.concatenate([one, two]), n_experts=8, sequence=sequence))
+    assert doubt.startswith("1 sequences begin with all rows of the one before")
+    two[19] = two[18]
+    assert doubts(make_trace(np.concatenate([one, two]), n_experts=8, sequence=sequence)) == []
+    late = make_trace(varied(20), n_experts=8, phase=[0] * 10 + [1] * 10)
+    late.position[:] += 5
+    assert doubts(late) == ["1 sequences begin in the middle of their prompt: were rows left to a prefix cache?"]

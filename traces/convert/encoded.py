@@ -79,7 +79,7 @@ def _bare(data: bytes, where: str, given: Given, rows: int | None, dtype: str | 
     """Integers without a shape, as SGLang sends them: rows x layers x k of the model that fits."""
     sizes = list(_BARE)
     if dtype is not None:
-        if dtype not in ("int32", "uint16", "uint8"):
+        if dtype not in _NAMES or np.dtype(dtype).itemsize not in _BARE:
             raise InputError(f"{where}: routes of dtype {dtype!r:.20}, expected int32, uint16 or uint8")
         sizes = [np.dtype(dtype).itemsize]
     fits = set()

@@ -1,18 +1,22 @@
 """Every form that an engine writes comes back as it was, and damaged it is refused in a line."""
 
+import io
 import json
 import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ground.errors import InputError
-from tests.support.engine_records import BUILDERS, LENGTHS, TOKENS, TRUTH, given
+from tests.support.engine_records import BUILDERS, LENGTHS, TOKENS, TRUTH, dynamo, given, megatron, recorder
 from tests.support.records import notes
+from traces.convert.json_values import json_values
 from traces.convert.kinds import convert_files
+from traces.convert.torch_file import read_torch
 from traces.trace import Trace
 
 DAMAGES = int(os.environ.get("MOE_REPLAY_DAMAGES", "8"))
@@ -96,11 +100,179 @@ def test_a_damaged_record_is_refused_in_a_line_or_read_as_what_is_whole_of_it(na
 
 
 def test_answers_with_their_requests_have_domains_and_conversations(tmp_path: Path) -> None:
-    from tests.support.engine_records import dynamo
-
     rows = [{"response": dynamo(i), "domain": ("law", "code", "law")[i], "conversation": f"c{i}"} for i in range(3)]
     rows.append({"response": {"error": {"message": "overloaded"}}, "domain": "law"})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trace = convert_files([tmp_path / "a.jsonl"], tmp_path / "o.npz", given=given(tmp_path))
     assert trace.domain.tolist() == ["law", "code", "law"]
     assert "1 answers are errors without routes" in notes(trace)
+
+
+# --- what SGLang's recorder lacks ---
+
+
+def _passes(tmp_path: Path, change: Any) -> list[Path]:
+    import torch
+
+    (path,) = recorder(tmp_path)
+    held = torch.load(path, weights_only=True)
+    change(held["records"])
+    torch.save(held, path)
+    return [path]
+
+
+def _at_one_place(records: list[dict[str, Any]]) -> None:
+    """Two requests of equal length decode together, and one of them ends."""
+    first, decode = records[0], records[1]
+    first |= {"positions": [*range(4), *range(5)], "extend_seq_lens": [4, 5]}
+    decode |= {
+        "positions": [5],
+        "input_ids": decode["input_ids"][:1],
+        "topk_ids_of_layer": decode["topk_ids_of_layer"][:, :1],
+    }
+    first |= {"positions": [*range(4), *range(4), 0], "extend_seq_lens": [4, 4, 1]}
+    decode["positions"] = [4]
+    del records[2:]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_at_one_place, "request ids are missing, by which they could be told apart: record one request at a time"),
+        (lambda records: records.pop(0), "no running request is at position 6; a pass is missing"),
+        (
+            lambda records: records[0].update(positions=[*range(2, 8), *range(3)]),
+            "begins at position 2: the rows before",
+        ),
+        (lambda records: records[1].update(forward_mode=5), "rows of drafts that were rejected cannot be told"),
+        (lambda records: records[1].update(input_ids=[1]), "1 tokens, \\(2,\\) positions|routes"),
+        (
+            lambda records: [one.pop("topk_ids_of_layer") for one in records],
+            "mode per_pass, which has counts of experts",
+        ),
+    ],
+)
+def test_what_the_recorder_does_not_tell_is_said(change: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        convert_files(_passes(tmp_path, change), tmp_path / "o.npz", given=given(tmp_path))
+
+
+def test_ranks_that_saw_other_tokens_add_their_requests(tmp_path: Path) -> None:
+    import torch
+
+    one, two = recorder(tmp_path, ranks=2)
+    held = torch.load(two, weights_only=True)
+    for record in held["records"]:
+        record["input_ids"] = [token + 1 for token in record["input_ids"]]
+    torch.save(held, two)
+    assert convert_files([one, two], tmp_path / "o.npz", given=given(tmp_path)).n_sequences == 6
+
+
+# --- Megatron's sidecars ---
+
+
+def test_logits_and_hidden_states_become_probabilities_and_embeddings(tmp_path: Path) -> None:
+    trace = convert_files(megatron(tmp_path), tmp_path / "o.npz", given=given(tmp_path))
+    assert trace.probs is not None and trace.embeddings is not None and trace.prefill_embeddings is not None
+    assert (np.take_along_axis(trace.probs, trace.experts.astype(int), axis=2)[..., 0] > 127).all()
+    assert trace.embeddings.shape[:2] == (8, 6) and len(trace.prefill_embeddings) == 14
+    assert (trace.embeddings[:, 0] == 0).all() and "level 0 of the embeddings is zero" in notes(trace)
+
+
+def test_stages_of_a_pipeline_are_joined(tmp_path: Path) -> None:
+    (place,) = megatron(tmp_path, beside=False)
+    lines = [json.loads(line) for line in (place / "router_trace_rank0.jsonl").read_text().splitlines()]
+    for rank, layers in enumerate(((0, 1), (2, 3, 4))):
+        mine = [json.dumps(line | {"rank": rank}) + "\n" for line in lines if line["layer"] in layers]
+        (place / f"router_trace_rank{rank}.jsonl").write_text("".join(mine))
+    trace = convert_files([place], tmp_path / "o.npz", given=given(tmp_path))
+    np.testing.assert_array_equal(trace.experts, np.sort(np.concatenate(TRUTH), axis=2))
+    assert "2 ranks are 1 streams of tokens" in notes(trace)
+
+
+# --- records that cannot be replayed ---
+
+
+def _stat(folder: Path) -> Path:
+    import torch
+
+    torch.save(
+        {"rank": 0, "logical_count": torch.zeros(3, 5, 16), "average_utilization_rate_over_window": None}, folder / "x"
+    )
+    return folder / "x"
+
+
+def _text(content: str | bytes) -> Any:
+    def write(folder: Path) -> Path:
+        (folder / "x").write_bytes(content if isinstance(content, bytes) else content.encode())
+        return folder / "x"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (_stat, "SGLang's recorder in mode stat, which has counts .* per_token, or ask for return_routed_experts"),
+        (_text("layer,expert\n0,3\n0,5\n"), "as llama.cpp writes it, without tokens.*python -m traces capture"),
+        (_text(b"\x02\0\0\0\x18\0\0\0blk.0.ffn_down_exps.weight"), "an importance matrix of llama.cpp"),
+        (_text(b"GGUF\x03\0\0\0general.type imatrix"), "an importance matrix of llama.cpp"),
+        (
+            _text('{"sample_count": 1, "think_expert_analytics": {"layer_0": {"31": {"prob_density": 0.1}}}}'),
+            "_examples.json",
+        ),
+        (
+            _text('{"experts": {"1": [12]}, "shared_experts": false, "non_expert_modules": false}'),
+            "expert_weights_N.txt",
+        ),
+        (_text('{"input": "x", "output": "y", "score": 1.0, "step": 1}\n'), "dumped as text, without routes"),
+        (_text("Dear reader,\nthis is a letter.\n"), "of no known kind; expected one of answers, "),
+    ],
+)
+def test_what_cannot_be_replayed_is_named_with_the_way_to_what_can(write: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        convert_files([write(tmp_path)], tmp_path / "o.npz", given=given(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+# --- files of PyTorch ---
+
+
+def test_a_pytorch_file_runs_nothing_and_objects_are_named(tmp_path: Path) -> None:
+    import torch
+
+    class Ends:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    torch.save({"samples": [Ends()], "rollout_id": 1}, tmp_path / "x.pt")
+    with pytest.raises(InputError, match=r"holds posix\.system, expected tensors, arrays and plain containers"):
+        convert_files([tmp_path / "x.pt"], tmp_path / "o.npz", given=given(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tensors_of_every_kind_are_read(tmp_path: Path) -> None:
+    import torch
+
+    held = {
+        "whole": torch.arange(12).reshape(3, 4), "turned": torch.arange(6, dtype=torch.int16).reshape(2, 3).T,
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "short": torch.tensor([1, 9], dtype=torch.uint16),
+        "part": torch.arange(10)[3:7:2], "none": torch.zeros(0, 3), "array": np.arange(6.0).reshape(2, 3),
+        "columns": np.asfortranarray(np.arange(6).reshape(2, 3)), "text": "x", "list": [1, (2, None), {"a": 1}],
+        "scalar": np.float32(3),
+    }  # fmt: skip
+    torch.save(held, tmp_path / "x.pt")
+    read = read_torch(tmp_path / "x.pt")
+    for name, value in held.items():
+        if isinstance(value, torch.Tensor):
+            value = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+        np.testing.assert_equal(read[name], value)
+
+
+# --- large records ---
+
+
+def test_values_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
+    values = [{"a": "x" * n, "b": [1, {"c": "]},["}]} for n in (3, 3_000_000, 0, 1_100_000)]
+    for text in (json.dumps(values), "\n".join(map(json.dumps, values)), " ".join(map(json.dumps, values))):
+        assert list(json_values(io.BytesIO(text.encode()))) == values

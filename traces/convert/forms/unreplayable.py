@@ -51,9 +51,9 @@ _KINDS: dict[str, tuple[Callable[[Source], bool], str]] = {
         "a summary of GPT-OSS-MoE-ExpertFingerprinting, which has how often experts were taken and no tokens: give the "
         "file of the same name that ends in _examples.json",
     ),
-    "esft-summary": (
-        lambda source: source.keys >= {"token_scores", "gate_scores"},
-        "a summary of ESFT, which has the scores of experts and no tokens: give the folder of expert_weights_N.txt",
+    "esft-config": (
+        lambda source: source.keys >= {"experts", "shared_experts", "non_expert_modules"},
+        "a list of experts that ESFT trains, without tokens: give the folder of expert_weights_N.txt",
     ),
     "verl-rollout": (
         lambda source: source.keys >= {"input", "output", "score"} and "routed_experts" not in source.keys,
