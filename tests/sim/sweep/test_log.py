@@ -154,8 +154,23 @@ def test_a_failed_design_is_tried_again_and_its_last_row_counts(tmp_path: Path) 
     with Log(tmp_path) as log:
         log.append(Row("a", "failed", "its process died"))
         log.append(row("a", 2.0))
+        assert log.rows["a"].settled
     with Log(tmp_path) as log:
         assert [one.values["tokens_per_s"] for one in log.in_order(["a"])] == [2.0]
+
+
+def test_columns_of_the_table_have_the_types_of_their_values(trace: Path, tmp_path: Path) -> None:
+    axes = ["cache=40%", "batch=1,2", "hardware.link.gbps=25,x2", "software.search_us=1:2:0.5", "cold=false,true"]
+    wanted = list(with_axes(Spec(), str(trace), axes).space.grid(100))
+    swept(tmp_path / "out", wanted)
+    frame = read_table(tmp_path / "out")
+    kinds = {name: frame[name].dtype.kind for name in ("batch", "software.search_us", "cold", "hits", "run_ms")}
+    assert kinds == {"batch": "i", "software.search_us": "f", "cold": "b", "hits": "f", "run_ms": "f"}
+    assert sorted(set(frame["hardware.link.gbps"])) == ["25.0", "x2"], "mixed values are text"
+    assert (frame.status == "refused").sum() == len(frame) / 4, "cold with a batch of 2"
+    assert [str(value) for value in frame["software.search_us"]] == [
+        str(one.fields["software.search_us"]) for one in wanted
+    ], "in the order of the sweep"
 
 
 @contextmanager

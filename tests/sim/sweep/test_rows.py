@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.policies import policy_classes
-from sim.sweep.design import Design
+from sim.sweep.design import Design, hardware_of
 from sim.sweep.execute import run_design
 from sim.sweep.fields import fitted
 from sim.sweep.identity import identity
@@ -108,6 +108,16 @@ def test_a_figure_that_is_set_or_multiplied_is_that_of_a_profile_with_it(
         assert "link.gbps" in changed.values["replayed_hardware"]
     same = row(design(trace=str(trace), hardware=str(faster)))
     assert same.values["run_ms"] == report["run_ms"]
+
+
+def test_a_factor_of_a_measured_curve_multiplies_its_times_and_leaves_the_profile_as_it_is(trace: Path) -> None:
+    size = 2**20
+    plain = hardware_of("h200", ()).copy_ns(size)
+    one = design(trace=str(trace), hardware="h200", hardware__link__h2d="x3", hardware__link__queued="x3")
+    changed = hardware_of("h200", one.changes("hardware"))
+    assert abs(changed.copy_ns(size) - 3 * plain) <= 3 and not changed.link_measured
+    assert hardware_of("h200", ()).copy_ns(size) == plain
+    assert row(one).values["tokens_per_s"] < row(design(trace=str(trace), hardware="h200")).values["tokens_per_s"]
 
 
 def test_what_cannot_be_run_is_a_row_with_its_reason(trace: Path) -> None:

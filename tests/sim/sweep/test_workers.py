@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sim.plan import Plan
 from sim.policies import Policy
 from sim.sweep.identity import identity
 from sim.sweep.log import LOG
@@ -18,23 +19,29 @@ from sim.sweep.tasks import Task, batches
 from sim.sweep.workers import local_workers
 from tests.sim.sweep.test_log import designs, swept
 from tests.sim.sweep.test_rows import design
+from tests.support.replays import EXPERT
 
 
 class Ends(Policy):
+    """Ends its process, in a cache of one size."""
+
     name = "ends"
 
-    def plan(self, view: Any) -> Any:
-        os._exit(9)
+    def plan(self, view: Any) -> Plan:
+        if self.setting.budget == 16 * EXPERT:
+            os._exit(9)
+        return Plan()
 
 
 def test_a_design_that_ends_its_process_is_a_row_that_failed_and_the_others_are_run(trace: Path) -> None:
-    wanted = [design(trace=str(trace), policy=name) for name in ("lru", f"{__name__}:Ends", "lfu", "on-demand")]
+    wanted = [design(trace=str(trace), policy=f"{__name__}:Ends", cache=slots) for slots in (12, 14, 16, 18, 20)]
     tasks = [Task(identity(one), one) for one in wanted]
+    (batch,) = batches(tasks)
     with local_workers(1) as run:
-        rows = {row.key: row for row in run(batches(tasks))}
+        rows = {row.key: row for row in run([batch])}
     found = [rows[task.key] for task in tasks]
-    assert [row.status for row in found] == ["ok", "failed", "ok", "ok"]
-    assert "died 2 times, the last time with status 9" in found[1].reason
+    assert [row.status for row in found] == ["ok", "ok", "failed", "ok", "ok"]
+    assert "died 2 times, the last time with status 9" in found[2].reason
 
 
 def test_a_sweep_killed_half_way_and_gone_on_with_by_more_workers_gives_the_table_of_an_unbroken_one(
