@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 
 from ground.errors import InputError
-from tests.support.engine_records import BUILDERS, LENGTHS, TOKENS, TRUTH, dynamo, given, megatron, recorder
+from tests.support.engine_records import (
+    BUILDERS,
+    LENGTHS,
+    TOKENS,
+    TRUTH,
+    dynamo,
+    given,
+    megatron,
+    npy,
+    recorder,
+    sglang_openai,
+    vllm_chat,
+)
 from tests.support.places import REPOSITORY
 from tests.support.records import notes
 from traces.__main__ import main
@@ -109,6 +121,40 @@ def test_answers_with_their_requests_have_domains_and_conversations(tmp_path: Pa
     trace = convert_files([tmp_path / "a.jsonl"], tmp_path / "o.npz", given=given(tmp_path))
     assert trace.domain.tolist() == ["law", "code", "law"]
     assert "1 answers are errors without routes" in notes(trace)
+
+
+def test_several_texts_of_one_answer_are_several_sequences(tmp_path: Path) -> None:
+    answer = vllm_chat(0)
+    answer["choices"] += [answer["choices"][0] | {"index": 1}]
+    (tmp_path / "a.json").write_text(json.dumps(answer))
+    assert convert_files([tmp_path / "a.json"], tmp_path / "o.npz", given=given(tmp_path)).n_sequences == 2
+    shared = sglang_openai(0)
+    shared["choices"] *= 2
+    (tmp_path / "a.json").write_text(json.dumps(shared))
+    with pytest.raises(InputError, match="answer 0, choice 0: the routes of one of 2 choices, expected n = 1"):
+        convert_files([tmp_path / "a.json"], tmp_path / "o.npz", given=given(tmp_path))
+
+
+def test_rows_that_a_request_did_not_ask_for_move_the_positions(tmp_path: Path) -> None:
+    answer = vllm_chat(0)
+    answer["choices"][0]["routed_experts"] = npy(TRUTH[0][2:].astype(np.uint8))
+    exchange = {"request": {"routed_experts_prompt_start": 2}, "response": answer}
+    (tmp_path / "a.json").write_text(json.dumps(exchange))
+    trace = convert_files([tmp_path / "a.json"], tmp_path / "o.npz", given=given(tmp_path))
+    assert trace.position[0] == 2 and (trace.phase == 0).sum() == 4
+    assert "1 sequences begin after position 0" in notes(trace)
+    np.testing.assert_array_equal(trace.token, TOKENS[0][2:9])
+
+
+def test_records_of_several_forms_and_files_of_none(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "a.json").write_text(json.dumps(vllm_chat(0)))
+    (tmp_path / "all" / "readme.txt").write_text("answers of monday")
+    trace = convert_files([tmp_path / "all"], tmp_path / "o.npz", given=given(tmp_path))
+    assert "files of no known form were passed over: readme.txt" in notes(trace)
+    np.savez(tmp_path / "all" / "b.npz", routed_experts=TRUTH[0])
+    with pytest.raises(InputError, match=r"several forms: a.json \(answers\), b.npz \(serving\), expected one form"):
+        convert_files([tmp_path / "all"], tmp_path / "o.npz", given=given(tmp_path))
 
 
 # --- what SGLang's recorder lacks ---

@@ -42,12 +42,12 @@ def _flame(sources: Sequence[Source], given: Given) -> Record:
         tokens = _blocks(samples, ("token_id",)) if samples else None
         for number, parts in enumerate(zip(*layers, strict=True)):
             sizes = {len(part["indices"]) for part in parts}
-            token = None if tokens is None else np.array(next(tokens, {"token_id": []})["token_id"])
+            token = None if tokens is None else next(tokens, {"token_id": np.empty(0, int)})["token_id"]
             if len(sizes) > 1 or (token is not None and len(token) < min(sizes)):
                 raise InputError(f"sequence {number}: layers of {sorted(sizes)} rows, expected as many as token ids")
-            gates = np.stack([np.array(part["scores"], np.float32) for part in parts], axis=1)
             yield Request(
-                np.stack([np.array(part["indices"]) for part in parts], axis=1), gates=gates, prompt=0,
+                np.stack([part["indices"] for part in parts], axis=1), prompt=0,
+                gates=np.stack([part["scores"].astype(np.float32) for part in parts], axis=1),
                 tokens=None if token is None else token[: min(sizes)], where=f"sequence {number}",
             )  # fmt: skip
 
@@ -63,24 +63,35 @@ def _flame(sources: Sequence[Source], given: Given) -> Record:
     )  # fmt: skip
 
 
-def _blocks(files: Sequence[Path], columns: Sequence[str], rows: int = _FLAME_ROWS) -> Iterator[dict[str, list[Any]]]:
-    """So many rows of parquet files at a time, one file after another. Raises ModuleNotFoundError without pyarrow."""
+def _blocks(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+    """The rows of one sequence after another of columns of numbers or of lists of numbers, from files one by one."""
+    held: dict[str, np.ndarray] = {}
+    for batch in _batches(files, columns, _FLAME_ROWS):
+        for name in columns:
+            column = batch.column(name)
+            flat = column.flatten() if hasattr(column, "flatten") and column.type.num_fields else column
+            if flat.null_count or column.null_count:
+                raise InputError(f"column {name!r}: empty cells, expected numbers")
+            array = flat.to_numpy(zero_copy_only=False)
+            array = array.reshape(len(column), -1) if flat is not column else array
+            held[name] = np.concatenate([held[name], array]) if name in held else array
+        while len(held[columns[0]]) >= _FLAME_ROWS:
+            yield {name: values[:_FLAME_ROWS] for name, values in held.items()}
+            held = {name: values[_FLAME_ROWS:] for name, values in held.items()}
+    if held and len(held[columns[0]]):
+        yield held
+
+
+def _batches(files: Sequence[Path], columns: Sequence[str], rows: int) -> Iterator[Any]:
+    """Batches of so many rows at most of parquet files. Raises ModuleNotFoundError without pyarrow."""
     import pyarrow.parquet
 
-    held: dict[str, list[Any]] = {name: [] for name in columns}
     for path in files:
         try:
             with pyarrow.parquet.ParquetFile(path) as table:
-                for batch in table.iter_batches(rows, columns=list(columns)):
-                    for name in columns:
-                        held[name] += batch.column(name).to_pylist()
-                    while len(held[columns[0]]) >= rows:
-                        yield {name: values[:rows] for name, values in held.items()}
-                        held = {name: values[rows:] for name, values in held.items()}
+                yield from table.iter_batches(rows, columns=list(columns))
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(f"{path.name}: a damaged parquet file ({str(error).splitlines()[0]:.80})") from None
-    if held[columns[0]]:
-        yield held
 
 
 def _policylang(sources: Sequence[Source], given: Given) -> Record:
@@ -108,8 +119,9 @@ def _prompts(source: Source) -> Iterator[list[dict[str, Any]]]:
 def _rows(source: Source) -> Iterator[dict[str, Any]]:
     if source.nature == "parquet":
         wanted = [name for name in _SHORT.values() if name in source.columns]
-        for block in _blocks([source.path], wanted, 2**14):
-            yield from (dict(zip(wanted, values, strict=True)) for values in zip(*block.values(), strict=True))
+        for batch in _batches([source.path], wanted, 2**14):
+            columns = [batch.column(name).to_pylist() for name in wanted]
+            yield from (dict(zip(wanted, values, strict=True)) for values in zip(*columns, strict=True))
         return
     with source.open() as handle:
         values = json_values(handle)
