@@ -218,16 +218,26 @@ def test_handlers_are_as_before_after_a_command():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def commands(app, before=()):
+    """What to type for every command of ``app`` and of the groups in it, and what it runs."""
+    found = []
+    for name in app:
+        if not name.startswith("-"):
+            run = app[name].default_command
+            found += commands(app[name], (*before, name)) if run is None else [([*before, name], run)]
+    return found
+
+
 @pytest.mark.parametrize("package", ["sim", "traces", "realrun", "analysis"])
 def test_help_can_be_read_and_copied_at_80_columns(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No example is broken over lines but by a backslash; no name is lost as markup, no list shown as Python has it."""
     app = import_module(f"{package}.__main__").app
-    names = [name for name in app if not name.startswith("-")]
-    assert len(names) > 2
-    for name in names:
-        app.help_print([name], console=Console(width=80))
+    found = commands(app)
+    assert len(found) > 2
+    for typed, command in found:
+        app.help_print(typed, console=Console(width=80))
         shown = capsys.readouterr().out
-        said = inspect.getdoc(app[name].default_command) or ""
+        said = inspect.getdoc(command) or ""
         examples = [line.rstrip() for part in said.split("```")[1::2] for line in part.strip("\n").splitlines()]
         assert examples and all(any(line.strip() == each.strip() for line in shown.splitlines()) for each in examples)
         assert "--empty-" not in shown and "['" not in shown and "of .jsonl" not in shown

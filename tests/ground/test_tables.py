@@ -100,7 +100,7 @@ def test_the_list_of_policies_has_whole_words_in_80_columns() -> None:
     for name, kind in policy_classes().items():
         assert name in shown and set(kind.summary.split()) <= shown
         assert all(any(word.startswith(f"{key}=") for word in shown) for key in policy_json(name)["parameters"])
-    assert {"mode=full|table|trajectory,", "loads=early|fewest", "prefill_embeddings,"} <= shown
+    assert {"mode=full|table|trajectory|best,", "loads=early|fewest", "prefill_embeddings,"} <= shown
 
 
 def test_what_tells_domains_apart_has_whole_words_in_80_columns() -> None:
