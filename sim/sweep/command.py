@@ -1,11 +1,11 @@
 """``python -m sim sweep``: one replay for each of many designs."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.text import Text
 
@@ -13,17 +13,12 @@ from ground.command_line import Help
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.output import show, written
-from ground.progress import Watch, say
+from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
 from sim.sweep.design import Design
-from sim.sweep.space import Space
-from sim.sweep.spec import MOST_DESIGNS, Spec, load_spec, with_axes
+from sim.sweep.spec import Spec, load_spec, with_axes
 from sim.sweep.tasks import Runner
-
-if TYPE_CHECKING:
-    from sim.sweep.log import Log
-    from sim.sweep.sensitivity import Effect
 
 _Json = Annotated[str | None, Help("write the answer as JSON here, - is standard output", allow_leading_hyphen=True)]
 
@@ -60,77 +55,50 @@ def sweep(
     python -m sim sweep analysis/regimes.toml -o regimes --dry-run
     ```
     """
-    from sim.sweep.answer import answer, answer_view
+    from sim.sweep.answer import answer_view
     from sim.sweep.draw import drawing
     from sim.sweep.log import Log
     from sim.sweep.sensitivity import effects_json, effects_view
-    from sim.sweep.table import CSV, PARQUET, check, records, write_table
+    from sim.sweep.table import CSV, PARQUET, check, records
+    from sim.sweep.whole import designs
+    from sim.sweep.whole import sweep as run_sweep
 
     spec = _spec(what, vary or [])
-    space = spec.space
+    names = [name for axis in spec.space.axes for name in axis.names]
     processes = _processors() if workers is None else workers
     if processes < 1:
         raise InputError(f"--workers: {processes}; give at least 1")
     if dry_run:
-        return _look_ahead(_with_varied(_designs(spec, space), sensitivity), output, processes, json)
+        return _look_ahead(_with_varied(designs(spec), sensitivity), output, processes, json)
     if output is None:
         raise InputError("-o: expected the folder for log and table")
-    keep_apart([what], {"--json": json}, folders={"-o": (output, [PARQUET, CSV])})
+    _check_output(what, output, json)
     check()
     with Log(output) as log, written(json) as write, _workers(scheduler, processes) as runner:
         if log.torn:
             say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
-        every = _carried_out(spec, space, log, runner)
-        write_table(log, every)
-        found = answer(records(log, every), spec.limits.columns)
-        names = [name for axis in space.axes for name in axis.names]
-        turning = _sensitivity(log, every, runner) if sensitivity else []
-        show(answer_view(found, names, str(spec.limits)), json)
+        found = run_sweep(spec, log, runner, sensitivity=sensitivity)
+        show(answer_view(found.answer, names, str(spec.limits)), json)
         if draw:
-            show(drawing(records(log, every), names), json)
-        if sensitivity:
-            show(effects_view(turning), json)
-        write(found.to_json() | ({"sensitivity": effects_json(turning)} if sensitivity else {}))
+            show(drawing(records(log, found.every), names), json)
+        if found.effects is not None:
+            show(effects_view(found.effects), json)
+        turning = {} if found.effects is None else {"sensitivity": effects_json(found.effects)}
+        write(found.answer.to_json() | turning)
     say(f"{printable(output / PARQUET)} and {CSV}: a row a design")
-    if failed := found.counts["failed"]:
-        raise InputError(f"{failed:,} of {found.designs:,} designs failed; the same command tries them again")
+    if failed := found.answer.counts["failed"]:
+        raise InputError(f"{failed:,} of {found.answer.designs:,} designs failed; the same command tries them again")
 
 
-def _designs(spec: Spec, space: Space) -> Iterator[Design]:
-    """The designs of a grid, or some drawn at random; a search asks for others, about as many."""
-    return space.grid(MOST_DESIGNS) if spec.method == "grid" else space.random(spec.designs or 0, spec.seed)
+def _check_output(what: Path | None, output: Path, json: str | None) -> None:
+    """Refuse a folder that cannot be written, or that has tables of somebody else's."""
+    from sim.sweep.log import LOG
+    from sim.sweep.table import CSV, PARQUET, SENSITIVITY
 
-
-def _carried_out(spec: Spec, space: Space, log: "Log", runner: Runner) -> list[tuple[str, Design]]:
-    """Run the designs of a sweep file, showing progress."""
-    from sim.sweep import search
-    from sim.sweep.run import carry_out
-
-    if spec.method == "search":
-        search.check()
-    with Watch("sweep") as watch:
-        told = _telling(watch)
-        if spec.method == "search":
-            limits = spec.limits.columns
-            return search.search(space, spec.goals, limits, spec.designs or 0, spec.seed, log, runner, told)
-        return carry_out(_designs(spec, space), log, runner, told)
-
-
-def _sensitivity(log: "Log", every: list[tuple[str, Design]], runner: Runner) -> "list[Effect]":
-    """Run the designs with other figures, write their table, and say what became of the sweep's conclusions."""
-    from sim.sweep.run import carry_out
-    from sim.sweep.sensitivity import effects, varied
-    from sim.sweep.table import SENSITIVITY, write_table
-
-    others = list(varied(every))
-    with Watch("sensitivity") as watch:
-        rows = carry_out((one.design for one in others), log, runner, _telling(watch))
-    write_table(log, rows, SENSITIVITY)
-    return effects(log, every, [(key, one) for (key, _), one in zip(rows, others, strict=True)])
-
-
-def _telling(watch: Watch) -> Callable[[int, int], None]:
-    return lambda done, every: watch.at(done / every, f"{done:,} of {every:,} designs")
+    names = [PARQUET, CSV, f"{SENSITIVITY}.parquet", f"{SENSITIVITY}.csv", LOG]
+    keep_apart([what], {"--json": json}, folders={"-o": (output, names)})
+    if not (output / LOG).exists() and (there := next((name for name in names if (output / name).exists()), None)):
+        raise InputError(f"-o {output}: has a {there} and no log of a sweep, so it would be lost; name another folder")
 
 
 def _with_varied(designs: Iterable[Design], sensitivity: bool) -> Iterator[Design]:

@@ -99,3 +99,10 @@ def test_what_is_typed_wrong_is_one_line_and_leaves_nothing(
     status, out, err = said("sweep", trace, *given)
     assert (status, out) == (2, "") and message in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_somebody_elses_is_not_overwritten(trace: Path, tmp_path: Path, said: Any) -> None:
+    (tmp_path / CSV).write_text("mine")
+    status, _, err = said("sweep", trace, "-o", tmp_path)
+    assert status == 2 and "name another folder" in err
+    assert (tmp_path / CSV).read_text() == "mine" and not (tmp_path / LOG).exists()
