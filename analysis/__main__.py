@@ -14,7 +14,7 @@ from typing import Annotated
 
 from analysis.experiment import Data, Experiment, ReportInputs
 from analysis.experiments import EXPERIMENTS, experiment
-from analysis.html.command import page
+from analysis.html.command import page, trace
 from analysis.options import ExperimentOptions
 from analysis.pages import report as pages
 from analysis.pages.figures import check, draw
@@ -153,6 +153,7 @@ def experiments(*, json: _Json = None) -> None:
 
 
 app.command(page)
+app.command(trace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

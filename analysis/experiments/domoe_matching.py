@@ -23,7 +23,7 @@ READINGS = ("A", "B")
 def measure(options: ExperimentOptions) -> Data:
     """Best match and all tables consulted for the evaluation prompts of every domain. Raises InputError for none."""
     models = [
-        _matched(model, reading, options.seed)
+        matched(model, reading, options.seed)
         for model, reading in product(options.models, READINGS)
         if len(model.domains) > 1
         and all(loaded(source.path).prefill_embeddings is not None for source in model.sources)
@@ -33,7 +33,8 @@ def measure(options: ExperimentOptions) -> Data:
     return {"models": models, "made": options.made()}
 
 
-def _matched(model: ModelTraces, reading: str, seed: int) -> Data:
+def matched(model: ModelTraces, reading: str, seed: int) -> Data:
+    """How often evaluation prompts of each domain (down) matched each table best, or consulted it."""
     traces = [loaded(source.path) for source in model.sources]
     spec = resolve_model(traces[0].meta["model"], traces[0].layers)
     profile = [trace.select("profile") for trace in traces]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.html.designs import WORKLOAD, Designs, is_of_policy, place
+from analysis.html.designs import WORKLOAD, Designs, is_of_policy, same_place
 from analysis.html.runs import Run, sequences_of
 from analysis.html.wording import counted, field_value, figure, listed, percent
 from sim.sweep.intervals import ratio_interval
@@ -48,7 +48,7 @@ def rivals(runs: Sequence[Run]) -> tuple[Run | None, Run | None]:
     if best is None:
         return None, None
     others = [run for run in systems if _policy(run) != _policy(best)]
-    there = [run for run in others if place(run) == place(best)]
+    there = [run for run in others if same_place(run, best)]
     return best, max(there or others, key=lambda run: run.speed, default=None)
 
 
@@ -74,7 +74,7 @@ def _answer(designs: Designs, where: str, runs: Sequence[Run]) -> str:
 
 def _beaten(designs: Designs, best: Run, other: Run) -> str:
     work = [name for name in designs.varying if name in WORKLOAD]
-    if place(best) == place(other):
+    if same_place(best, other):
         beside = "The next policy with as large a cache on the same card"
         name = designs.label(other, [name for name in designs.varying if not is_of_policy(name)])
     else:

@@ -1,7 +1,7 @@
 """What tells runs apart: the fields that vary, the place a run takes place in, and the label of a design."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,11 @@ class Designs:
         """Of runs that are ok or not; the policy always counts, so that each design has a name."""
         names = dict.fromkeys(name for run in runs for name in run.fields)
         ok = [run for run in runs if run.ok]
-        varying = [name for name in names if len({_key(run.fields.get(name)) for run in ok}) > 1]
+        varying = [
+            name
+            for name in names
+            if len({_key(value) for run in ok if (value := run.fields.get(name)) is not None}) > 1
+        ]
         return cls(runs, varying if "policy" in varying else [*varying, "policy"])
 
     @property
@@ -66,9 +70,14 @@ class Designs:
         return found
 
 
-def place(run: Run) -> Mapping[str, Any]:
-    """Where a run takes place: all that is not its policy."""
-    return {name: _key(value) for name, value in run.fields.items() if not is_of_policy(name)}
+def same_place(one: Run, other: Run) -> bool:
+    """Whether two runs differ in nothing but their policy, of what is known of both: a cache counts by its bytes."""
+    both = [
+        {name: _key(value) for name, value in run.fields.items() if name != "cache" and not is_of_policy(name)}
+        | {"cache": run.values.get("cache_bytes") or run.fields.get("cache")}
+        for run in (one, other)
+    ]
+    return all(both[0][name] == both[1][name] for name in both[0].keys() & both[1].keys())
 
 
 def axis_title(field: str) -> str:

@@ -11,10 +11,11 @@ from importlib import resources
 
 from analysis.html.plotly_form import plotly_form
 from analysis.html.plots import AnyPlot
-from analysis.html.run_table import Table
+from analysis.html.run_table import Cell, Table
 
 # Nothing may be loaded, so a page is the same offline, and what a name holds cannot call home.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_LONG = 40
 _TOOLS = {"in": "Zoom in", "out": "Zoom out", "whole": "Show all", "save": "Save as PNG"}
 
 
@@ -99,12 +100,8 @@ def _sortable(table: Table, about: str) -> str:
         for heading, mark in zip(table.headings, marks, strict=True)
     )
     rows = "\n".join(
-        "<tr>" + "".join(
-            f'<td{mark} data-key="{"" if cell.key is None else escape(str(cell.key))}">{escape(cell.shown)}</td>'
-            for cell, mark in zip(row, marks, strict=True)
-        ) + "</tr>"
-        for row in table.rows
-    )  # fmt: skip
+        f"<tr>{''.join(_cell(cell, mark) for cell, mark in zip(row, marks, strict=True))}</tr>" for row in table.rows
+    )
     rest = f" {table.left_out:,} slower designs are left out." if table.left_out else ""
     return (
         f'<h2 id="runs">Runs</h2>\n{_paragraph(f"Press a heading to sort by it.{rest}")}\n'
@@ -113,9 +110,16 @@ def _sortable(table: Table, about: str) -> str:
     )
 
 
+def _cell(cell: Cell, mark: str) -> str:
+    key = "" if cell.key is None else escape(str(cell.key))
+    return f'<td{mark or _long(cell.shown)} data-key="{key}">{escape(cell.shown)}</td>'
+
+
 def _sources(headings: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td{_long(cell)}>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
+    )
     said = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
         f'<h2 id="sources">Where the numbers come from</h2>\n'
@@ -123,6 +127,11 @@ def _sources(headings: Sequence[str], lines: Sequence[Sequence[str]], notes: Seq
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
         + (f'\n<p class="soft">The runs note:</p>\n<ul class="soft">{said}</ul>' if said else "")
     )
+
+
+def _long(text: str) -> str:
+    """What lets a cell be broken into lines."""
+    return ' class="long"' if len(text) > _LONG else ""
 
 
 def _embedded(data: object) -> str:

@@ -14,7 +14,7 @@ _MODES: dict[str, dict[str, Any]] = {
     "points": {"mode": "markers"},
     "front": {"mode": "lines+markers", "line": {"shape": "hv"}},
     "mark": {"mode": "markers"},
-    "area": {"mode": "lines", "stackgroup": "all"},
+    "area": {"mode": "lines", "stackgroup": "all", "line": {"width": 1}},
 }
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "pentagon", "star", "triangle-down", "hexagon")
 _TICKS = [float(f"{first}e{power}") for power in range(-6, 9) for first in (1, 2, 5)]
@@ -34,7 +34,16 @@ def plotly_form(plot: AnyPlot) -> dict[str, Any]:
 def _curves(plot: Curves) -> dict[str, Any]:
     data = [_series(one, at, plot) for at, one in enumerate(plot.series)]
     down = _axis(plot.y) if plot.y.log else _axis(plot.y, rangemode="tozero")
-    return {"data": data, "layout": {"xaxis": _axis(plot.x), "yaxis": down, "hovermode": "closest", "height": 440}}
+    return {
+        "data": data,
+        "layout": {
+            "xaxis": _axis(plot.x),
+            "yaxis": down,
+            "hovermode": "closest",
+            "height": 440,
+            "legend": {"traceorder": "normal"},
+        },
+    }
 
 
 def _series(one: Series, at: int, plot: Curves) -> dict[str, Any]:
@@ -120,28 +129,20 @@ def _errors(values: Sequence[float | None], ends: Sequence[tuple[float, float] |
 
 def _heat_map(plot: HeatMap) -> dict[str, Any]:
     few = len(plot.rows_of) * len(plot.columns_of) <= _FEW_CELLS
-    said = [
-        [
-            "<br>".join([
-                f"{escape(plot.down.title)}: {escape(row)}", f"{escape(plot.across.title)}: {escape(column)}",
-                f"<b>{escape(plot.unit)}: {figure(value)}</b>",
-                *(_lines(plot.notes[i][j]) if plot.notes else []),
-            ])
-            for j, (column, value) in enumerate(zip(plot.columns_of, values, strict=True))
-        ]
-        for i, (row, values) in enumerate(zip(plot.rows_of, plot.values, strict=True))
-    ]  # fmt: skip
+    said = [[f"<br>{'<br>'.join(_lines(note))}" for note in row] for row in plot.notes]
+    # One form for all cells, since a text for each of tens of thousands would weigh more than all else.
+    down, across, unit = (escape(text).replace("%{", "%") for text in (plot.down.title, plot.across.title, plot.unit))
+    form = f"{down}: %{{y}}<br>{across}: %{{x}}<br><b>{unit}: %{{z:.3~g}}</b>{'%{hovertext}' if said else ''}"
     cells: dict[str, Any] = {
         "type": "heatmap", "z": [list(values) for values in plot.values], "x": [escape(c) for c in plot.columns_of],
-        "y": [_wrapped(row) for row in plot.rows_of], "hovertext": said, "hoverinfo": "text", "meta": "heat",
+        "y": [_wrapped(row) for row in plot.rows_of], "meta": "heat",
+        "hovertemplate": f"{form}<extra></extra>", "hovertext": said,
         "xgap": 1 if few else 0, "ygap": 1 if few else 0,
         "colorbar": {"title": {"text": escape(plot.unit), "side": "right"}, "thickness": 14},
-        "colorscale": "RdBu" if plot.both else "Cividis",
+        "colorscale": "Cividis", **({} if plot.span is None else {"zmin": plot.span[0], "zmax": plot.span[1]}),
     }  # fmt: skip
-    if plot.both:
-        cells |= {"zmin": -1, "zmax": 1, "reversescale": True}
     if few:
         cells |= {"text": [[figure(value) for value in values] for values in plot.values], "texttemplate": "%{text}"}
-    down = _axis(plot.down, type="category", autorange="reversed", ticks="")
+    rows = _axis(plot.down, type="category", autorange="reversed", ticks="")
     height = 160 + max(240, min(900, (30 if few else 12) * len(plot.rows_of)))
-    return {"data": [cells], "layout": {"xaxis": _axis(plot.across, type="category"), "yaxis": down, "height": height}}
+    return {"data": [cells], "layout": {"xaxis": _axis(plot.across, type="category"), "yaxis": rows, "height": height}}

@@ -93,8 +93,8 @@ class Bars(Plot):
 class HeatMap(Plot):
     """A value for each pair of a name down and a name across; ``unit`` is what the values are.
 
-    ``notes`` is more to say of each cell, of the shape of ``values`` where there is any. ``both``: values lie on both
-    sides of zero, between -1 and 1.
+    ``notes`` is more to say of each cell, of the shape of ``values`` where there is any. ``span`` is what the ends of
+    the colours stand for; by default the least and the largest value.
     """
 
     down: Axis
@@ -104,7 +104,7 @@ class HeatMap(Plot):
     values: Sequence[Sequence[float | None]]
     unit: str
     notes: Sequence[Sequence[str]] = ()
-    both: bool = False
+    span: tuple[float, float] | None = None
 
     def header(self) -> list[str]:
         """Names of the columns of `rows`."""

@@ -109,10 +109,15 @@ def _of_report(report: Mapping[str, Any], path: Path) -> Run:
         "gpu_needed_bytes": sum(report["gpu_bytes"].values()), "reference": settings.get("reference", ""),
         "cache_slots": settings["cache"], "cache_bytes": bytes_, "trace_sha256": made["trace_sha256"],
         "code": made["code"], "link_source": made["link_source"], "engine_used": settings.get("engine"),
-        "notes": " | ".join(report["notes"]), "replayed_policy": report["policy"],
+        "notes": " | ".join([*_origin(made), *report["notes"]]), "replayed_policy": report["policy"],
         "replayed_parameters": json.dumps(report["parameters"], sort_keys=True),
     }  # fmt: skip
     return Run(fields, values, path)
+
+
+def _origin(made: Mapping[str, Any]) -> list[str]:
+    """Whose routing the trace holds: it need not be that of the model whose costs are charged."""
+    return [f"the trace was captured from {made['captured']}"] if made.get("captured") else []
 
 
 def _swept(folder: Path) -> Iterator[Run]:
