@@ -32,7 +32,8 @@ def run_design(design: Design, key: str) -> Row:
     try:
         row = _replayed(design, key)
     except (InputError, OSError) as wrong:
-        row = Row(key, "refused", _line(wrong))
+        # A policy that runs out of memory is told of as one that is wrong; with more memory it may not be.
+        row = Row(key, "failed" if "out of memory" in str(wrong) else "refused", _line(wrong))
     except MemoryError as wrong:
         row = Row(key, "failed", _line(f"out of memory {wrong}"))
     except SimulationError as wrong:

@@ -1,16 +1,20 @@
 """A row is what a replay of its design reports, to the digit; and no row for another is ever taken for it."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
-from sim.policies import policy_classes
+from ground.command_line import Help
+from ground.whole_number import WholeNumber
+from sim.policies import Policy, policy_classes
+from sim.run.replay_options import ReplayOptions
 from sim.sweep.design import Design, hardware_of
 from sim.sweep.execute import run_design
-from sim.sweep.fields import fitted
+from sim.sweep.fields import fitted, options
 from sim.sweep.identity import identity
 from sim.sweep.row import Row
 from sim.sweep.run import identified
@@ -74,7 +78,7 @@ def test_options_of_the_run_count_too(trace: Path, machine: Path, said: Any) -> 
     fields = {"trace": str(trace), "hardware": str(machine), "policy": "previous-token", "cache": "6"}
     typed = ("replay", trace, "--hardware", machine, "--policy", "previous-token", "--cache", "6")
     seen = set()
-    for more, options in (
+    for more, chosen in (
         ({}, ()),
         ({"discipline": "fifo", "chunks": 3}, ("--discipline", "fifo", "--chunks", 3)),
         ({"batch": 2, "split": "all"}, ("--batch", 2, "--split", "all")),
@@ -82,7 +86,7 @@ def test_options_of_the_run_count_too(trace: Path, machine: Path, said: Any) -> 
         ({"split": "profile", "engine": "simpy"}, ("--split", "profile", "--engine", "simpy")),
     ):
         one = design(**fields, **more)
-        agrees(row(one), reported(said, *typed, *options))
+        agrees(row(one), reported(said, *typed, *chosen))
         seen.add(identity(one))
     assert len(seen) == 5
 
@@ -135,6 +139,34 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(trace: Path) -> None:
         ((key, _, one),) = identified([wanted])
         one = one or run_design(wanted, key)
         assert one.status == "refused" and reason in one.reason and "\n" not in one.reason
+
+
+class Greedy(Policy):
+    name = "greedy"
+
+    def plan(self, view: Any) -> Any:
+        raise MemoryError
+
+
+def test_a_design_that_runs_out_of_memory_has_failed_and_may_be_tried_again(trace: Path) -> None:
+    one = row(design(trace=str(trace), policy=f"{__name__}:Greedy"))
+    assert one.status == "failed" and "out of memory" in one.reason
+
+
+def test_an_option_that_runs_get_later_is_an_axis_at_once(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Later(ReplayOptions):
+        context: Annotated[WholeNumber, Help("tokens before the first")] = 0
+
+    for module in ("fields", "design", "identity"):
+        monkeypatch.setattr(f"sim.sweep.{module}.ReplayOptions", Later)
+    options.cache_clear()
+    try:
+        few, many = (design(trace=str(trace), context=count) for count in ("16", 4096))
+        assert isinstance(few.options, Later) and few.options.context == 16
+        assert identity(few) != identity(many)
+    finally:
+        options.cache_clear()
 
 
 def test_the_identity_is_what_a_row_depends_on(trace: Path, machine: Path, tmp_path: Path) -> None:
