@@ -31,12 +31,12 @@ def run_design(design: Design, key: str) -> Row:
     begin = time.perf_counter()
     try:
         row = _replayed(design, key)
-    except (InputError, OSError) as wrong:
+    except InputError as wrong:
         # A policy that runs out of memory is told of as one that is wrong; with more memory it may not be.
         row = Row(key, "failed" if "out of memory" in str(wrong) else "refused", _line(wrong))
     except MemoryError as wrong:
         row = Row(key, "failed", _line(f"out of memory {wrong}"))
-    except SimulationError as wrong:
+    except (SimulationError, OSError) as wrong:
         row = Row(key, "failed", _line(wrong))
     except Exception as wrong:  # a defect, which is no reason to lose the other designs
         row = Row(key, "failed", _line(f"{type(wrong).__name__}: {wrong}"))
