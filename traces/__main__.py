@@ -15,12 +15,14 @@ from typing import Annotated
 from ground.command_line import Help, command_line, run
 from ground.errors import InputError
 from ground.files import check_regular, keep_apart
-from ground.text import check_name, printable
 from ground.whole_number import WholeNumber
+from traces.convert.commands import convert, record
 from traces.predictor.commands import app as predictor
 from traces.training.command import train
 
 app = command_line("traces", "Record and read routing traces of Mixture-of-Experts models.")
+app.command(convert)
+app.command(record)
 app.command(train)
 app.command(predictor)
 
@@ -163,106 +165,6 @@ def bench_capture(
         layers=layers, intermediate=intermediate, prompts=prompts, new_tokens=new_tokens, batch=batch, repeats=repeats
     )
     Console().print(bench_view(run_bench(TINY if tiny else shape, device)))
-
-
-@app.command
-def convert(
-    files: Annotated[list[Path], Help("what an engine wrote: files or folders of one form")],
-    /,
-    *,
-    output: _Output,
-    kind: Annotated[str | None, Help("the form of the files; default: by their content")] = None,
-    model: Annotated[
-        str | None, Help("the model whose costs are charged: a built-in name, or the config.json of any other")
-    ] = None,
-    experts: Annotated[WholeNumber | None, Help("routed experts of a layer, where the file does not say")] = None,
-    layers: Annotated[str | None, Help("model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
-    domain: Annotated[str | None, Help("domain of all sequences; default: what the file says, else its name")] = None,
-    source: Annotated[str | None, Help("which text was run")] = None,
-    licence: Annotated[str | None, Help("the licence of that text")] = None,
-) -> None:
-    r"""Turn what an engine writes of its routing into a trace.
-
-    The form is told by content: answers of vLLM, SGLang, TensorRT-LLM and Dynamo as JSON, SGLang's recorder, batches of
-    verl and slime, Megatron's router traces, and others; or arrays that you saved. Doubtful rows are dropped or
-    refused, and the trace's notes say what was noticed. docs/convert.md has a line to copy for each engine.
-
-    For example:
-
-    ```
-    python -m traces convert answers.jsonl -o chat.npz --domain chat
-    python -m traces convert routed_experts.npz -o code.npz \
-        --model deepseek-v2-lite --layers 1-26 --domain code
-    python -m traces convert device.npz -o mine.npz --model mine/config.json
-    ```
-    """
-    from traces.arrays import shown
-    from traces.convert.kinds import Given, convert_files, replay_needs
-    from traces.plausibility import doubts
-    from traces.spool import pages_given_back
-
-    keep_apart([*files, model], {"--output": output})
-    # Under an ASCII locale arguments arrive as escaped bytes; the trace holds proper text.
-    domain, source, licence = (text and shown(text) for text in (domain, source, licence))
-    if domain is not None:
-        check_name(domain, "--domain")
-    given = Given(model=model, experts=experts, layers=layers, domain=domain, source=source, licence=licence)
-    trace = convert_files(files, output, kind=kind, given=given)
-    with pages_given_back():
-        notes = [*trace.meta["notes"], *doubts(trace), *replay_needs(trace)]
-    for note in notes:
-        print(f"warning: {printable(note)}", file=sys.stderr)
-    print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
-
-
-@app.command
-def record(
-    *,
-    server: Annotated[str, Help("address of an OpenAI-compatible server that returns routed experts (vLLM, SGLang)")],
-    prompts: Annotated[Path, Help("one prompt a line, or .jsonl rows {prompt | messages, domain}")],
-    output: _Output,
-    served: Annotated[str | None, Help("the model's name on the server; default: its first one")] = None,
-    model: Annotated[
-        str | None, Help("the model whose costs are charged: a built-in name, or the config.json of any other")
-    ] = None,
-    layers: Annotated[str | None, Help("model layers of the routed layers, e.g. 1-26 or 1,3,5")] = None,
-    max_tokens: Annotated[WholeNumber, Help("tokens generated at most")] = 256,
-    temperature: float = 0.8,
-    concurrency: Annotated[WholeNumber, Help("requests under way together")] = 8,
-    retries: Annotated[WholeNumber, Help("how often a request that fails is repeated")] = 6,
-    timeout: Annotated[float, Help("seconds that an answer may take")] = 600.0,
-    key_variable: Annotated[str | None, Help("the environment variable with the server's API key")] = None,
-    licence: Annotated[str | None, Help("the licence of the prompts, for the record")] = None,
-    seed: WholeNumber = 0,
-) -> None:
-    r"""Ask a running server for answers with their routes, and make a trace of them.
-
-    Answers go to `OUTPUT.answers.jsonl` as they come. After a broken connection the same command asks for the rest.
-
-    For example:
-
-    ```
-    vllm serve Qwen/Qwen3-30B-A3B --enable-return-routed-experts
-    python -m traces record --server http://localhost:8000 \
-        --prompts prompts.txt -o chat.npz
-    ```
-    """
-    from traces.convert.kinds import Given, replay_needs
-    from traces.plausibility import doubts
-    from traces.record import Asking
-    from traces.record import record as record_answers
-
-    keep_apart([prompts, model], {"--output": output, "--output, the answers:": f"{output}.answers.jsonl"})
-    if concurrency < 1 or max_tokens < 1 or timeout <= 0 or temperature < 0:
-        raise InputError("--concurrency, --max-tokens and --timeout: expected more than 0, --temperature at least 0")
-    asking = Asking(
-        server, served, max_tokens, temperature, seed, concurrency, retries, timeout, key_variable=key_variable
-    )
-    given = Given(model=model, layers=layers, source=prompts.name, licence=licence)
-    trace = record_answers(prompts, output, asking, given)
-    for note in (*trace.meta["notes"], *doubts(trace), *replay_needs(trace)):
-        print(f"warning: {printable(note)}", file=sys.stderr)
-    print(f"{output}: {trace.n_rows} rows, {trace.n_sequences} sequences", file=sys.stderr)
 
 
 @app.command
