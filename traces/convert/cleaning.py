@@ -39,7 +39,7 @@ _DROPPED = {
     "copied": "{} last rows were copies of the row before, for a token that was never run: dropped",
     "doubtful": "{} requests have as many rows as tokens though the last sampled token is not run; rows kept",
     "unknown": "no prompt length is known of {} requests: all their rows are read as decode",
-    "late": "{} sequences begin after position 0: the rows before were not recorded",
+    "late": "{} sequences begin after position 0: the rows before are an earlier turn's, or were not recorded",
 }
 
 

@@ -65,7 +65,7 @@ def test_a_record_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
         assert (trace.phase[mine] == 0).sum() == prefill
         if name not in NO_TOKENS:
             np.testing.assert_array_equal(trace.token[mine], TOKENS[i][: len(one)])
-    assert trace.layers.tolist() == list(range(5)) and trace.n_experts == 16
+    assert trace.layers.tolist() == list(range(5)) and trace.n_experts == 16 and "as many rows as" not in notes(trace)
     assert trace.meta["converted"]["kind"] and len(trace.meta["converted"]["sha256"]) == 64
 
 

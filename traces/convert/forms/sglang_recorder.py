@@ -53,7 +53,8 @@ class _Running:
         self.prompt = self.next if prompt else self.prompt
 
     def request(self, number: int) -> Request:
-        tokens, routes = np.concatenate(self.tokens), np.concatenate(self.routes)
+        # All of these tokens were run; the one that was sampled last is not recorded.
+        tokens, routes = np.concatenate([*self.tokens, [-1]]), np.concatenate(self.routes)
         return Request(routes, tokens=tokens, prompt=self.prompt, where=f"request {number} of the recorder's passes")
 
 
