@@ -11,8 +11,8 @@ _MOST = 6
 """Workloads that get an answer of their own."""
 
 
-def asked(designs: Designs) -> str:
-    """What the runs ask, and over which values."""
+def asked(designs: Designs, limits: str = "") -> str:
+    """What the runs ask, over which values, and within which ``limits``, in words."""
     ok = designs.ok
     models, machines = (list(dict.fromkeys(str(run.values.get(f"replayed_{name}")) for run in ok))
                         for name in ("model", "hardware"))  # fmt: skip
@@ -24,9 +24,8 @@ def asked(designs: Designs) -> str:
     run = f"{counted(len(ok), 'design')} {'was' if len(ok) == 1 else 'were'} run"
     left = f"; {counted(other, 'other')} could not be run" if other else ""
     differ = f" They differ in {listed(axes)}." if axes else ""
-    large = sum(run.too_large for run in ok)
-    needs = counted(large, "needs", "need")
-    beyond = f" Of them {needs} more memory than the card has; none is an answer." if large else ""
+    out = sum(run.beyond for run in ok)
+    beyond = f" A design has to keep to {limits}; {counted(out, 'is', 'are')} beyond that and no answer." if out else ""
     return f"{head} {run}{left}.{differ}{beyond}"
 
 
@@ -60,7 +59,7 @@ def _answer(designs: Designs, where: str, runs: Sequence[Run]) -> str:
     best, other = rivals(runs)
     head = f"For {where}: " if where else ""
     if best is None:
-        return f"{head}No system is within the card's memory; only references ran, or designs too large for it."
+        return f"{head}No design is an answer: what ran are references, or beyond the limits."
     work = [name for name in designs.varying if name in WORKLOAD]
     low, high = best.values.get("tokens_per_s_low"), best.values.get("tokens_per_s_high")
     sure = "" if low is None else f" (95 % interval {figure(low)} to {figure(high)})"
@@ -117,7 +116,7 @@ def caveat(designs: Designs) -> str:
     if any(run.values.get("tokens_per_s_low") is not None for run in designs.ok):
         parts.append(
             "An interval covers which sequences were drawn. It does not cover other texts, another training of the "
-            "model, or that the machine is modelled."
+            "model, that the machine is modelled, or that the fastest was picked among many."
         )
     if any(run.values.get("gpu_memory_bytes") is None for run in designs.ok):
         parts.append("These reports do not say how much memory the card has; check that a design fits.")

@@ -8,6 +8,7 @@ from analysis.html import figures as drawings
 from analysis.html import of_traces
 from analysis.html.answer import answers, asked, caveat
 from analysis.html.designs import Designs
+from analysis.html.limits import limited, limits_of
 from analysis.html.of_runs import plots
 from analysis.html.of_timeline import timeline_plots
 from analysis.html.page import Page
@@ -34,6 +35,9 @@ def page(
     *,
     output: _Output,
     timeline: Annotated[list[Path] | None, Help("what `sim replay --timeline` wrote: the link over time")] = None,
+    limit: Annotated[
+        list[str] | None, Help("what answers keep to: gpu_gib=24, ttft_ms=900, tpot_p99_ms=500; the card always")
+    ] = None,
     figures: _Figures = None,
 ) -> None:
     r"""Write one page about runs, to send to somebody: question, answer, plots, a table to sort, and every source.
@@ -43,19 +47,20 @@ def page(
     ```
     python -m sim sweep traces/mixtral_law.npz -o out \
         --vary cache=10%:90%:10% policy=lru,domoe
-    python -m analysis page out -o report.html
+    python -m analysis page out -o report.html --limit tpot_p99_ms=500
     python -m analysis page lru.json domoe.json -o report.html --figures figures
     ```
     """
     read = [*(file for path in runs for file in files_of(path)), *(timeline or [])]
     keep_apart(read, {"-o": output})
     _check(figures)
-    designs = Designs.of(read_runs(runs))
+    limits = limits_of(limit or [])
+    designs = Designs.of(limited(read_runs(runs), limits))
     lines, of_run = sources(designs.runs)
     over_time = [plot for at, path in enumerate(timeline or [], 1) for plot in timeline_plots(path, at)]
     models = list(dict.fromkeys(str(run.values.get("replayed_model")) for run in designs.ok))
     made = Page(
-        title=f"{listed(models, 3)}: experts on the host", asked=asked(designs), answers=answers(designs),
+        title=f"{listed(models, 3)}: experts on the host", asked=asked(designs, str(limits)), answers=answers(designs),
         caveat=caveat(designs), plots=[*plots(designs), *over_time], sources=(HEADINGS, lines),
         table=run_table(designs, of_run), table_about=EXPLAINED, notes=notes(designs.ok),
     )  # fmt: skip

@@ -108,5 +108,7 @@ def _key(value: Any) -> Any:
 
 
 def _said(name: str, value: Any) -> str:
+    if name == "hardware.link.gbps":
+        return f"link {value:g} GB/s" if isinstance(value, int | float) else f"link {value}"
     short = name.removeprefix("set.")
     return field_value(value) if name in ("policy", "hardware", "trace", "model") else f"{short} {field_value(value)}"

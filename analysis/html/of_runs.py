@@ -131,7 +131,7 @@ def _about(run: Run) -> str:
     low, high = v.get("tokens_per_s_low"), v.get("tokens_per_s_high")
     parts = [f"95 % interval {figure(low)} to {figure(high)}" if low is not None else ""]
     parts += [f"hits {percent(v['hit_ratio'])}, late {percent(v['late_ratio'])}, misses {percent(v['miss_ratio'])}"]
-    parts += [str(v.get("cache_slots") or ""), "needs more memory than the card has" if run.too_large else ""]
+    parts += [str(v.get("cache_slots") or ""), "beyond the limits" if run.beyond else ""]
     return "; ".join(filter(None, parts))
 
 
@@ -191,7 +191,7 @@ def _front(designs: Designs, runs: Sequence[Run], where: str) -> Curves | None:
 
     drawn = [series("beaten by another", others, "points")] if others else []
     drawn.append(series("beaten by none", best, "front"))
-    says = "A design on the front is beaten by none: no other is faster with as little GPU memory."
+    says = "A design on the front is beaten by none: none within the limits is faster with as little memory."
     if at_knee is not None:
         chosen = best[at_knee]
         drawn.append(series("knee", [chosen], "mark"))
@@ -215,13 +215,13 @@ def _misses(designs: Designs, runs: Sequence[Run], where: str, field: str) -> Cu
     ]  # fmt: skip
     if max((len(set(one.x)) for one in series), default=0) < 2:
         return None
-    says = "The share of look-ups whose expert is not resident when the route is known: late or a miss."
+    says = "The share of look-ups that wait: their expert is late or a miss when the route is known."
     if least is not None:
         series.append(replace(least, y=[100 * (1 - most) for most in least.y if most is not None]))
         says += " MIN (Belady) knows the future and loads nothing ahead of need; a policy that prefetches may be below."
     more = f" The {MOST_LINES} fastest of {len(lines) + rest} policies are drawn." if rest else ""
-    y = Axis("look-ups not resident (%)")
-    title = _titled("Miss-ratio curve", where)
+    y = Axis("awaited look-ups (%)")
+    title = _titled(f"Awaited look-ups against {axis_title(field).split(' (')[0]} (miss-ratio curve)", where)
     return Curves("misses", title, says + more, Axis(axis_title(field)), y, series)
 
 

@@ -23,7 +23,7 @@ _FIGURES = (
     "min_hit_ratio", "efficiency_ratio", "ttft_mean_ms", "tpot_mean_ms", "tpot_p99_ms", "tokens", "lookups", "hits",
     "hit_ratio", "late_ratio", "miss_ratio", "hosted", "link_demand_bytes", "link_prefetch_bytes", "link_wasted_bytes",
     "time_compute_ms", "time_stall_demand_ms", "time_stall_late_ms", "time_stall_host_ms", "time_predict_ms",
-    "time_other_ms", "gpu_needed_bytes", "gpu_memory_bytes", "gpu_memory_ratio", "reference", "cache_slots",
+    "time_other_ms", "gpu_needed_bytes", "gpu_memory_bytes", "reference", "cache_slots",
     "cache_bytes", "identity", "reason", _STATUS,
 )  # fmt: skip
 WANTED = (*_FIGURES, *_PROVENANCE, *(f"replayed_{name}" for name in _REPLAYED))
@@ -32,11 +32,15 @@ WANTED = (*_FIGURES, *_PROVENANCE, *(f"replayed_{name}" for name in _REPLAYED))
 
 @dataclass(frozen=True)
 class Run:
-    """One run: ``fields`` say what was run, ``values`` what came out, ``source`` is the file or folder it is from."""
+    """One run: ``fields`` say what was run, ``values`` what came out, ``source`` is the file or folder it is from.
+
+    One that is ``beyond`` the limits is no answer.
+    """
 
     fields: Mapping[str, Any]
     values: Mapping[str, Any]
     source: Path
+    beyond: bool = False
 
     @property
     def ok(self) -> bool:
@@ -50,13 +54,8 @@ class Run:
 
     @property
     def a_system(self) -> bool:
-        """Whether it is ok, and neither a reference nor larger than the card's memory, where that is known."""
-        return self.ok and not self.values.get("reference") and not self.too_large
-
-    @property
-    def too_large(self) -> bool:
-        """Whether it is known to need more memory than its card has."""
-        return (self.values.get("gpu_memory_ratio") or 0) > 1
+        """Whether it is ok, no reference and within the limits."""
+        return self.ok and not self.values.get("reference") and not self.beyond
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

@@ -14,9 +14,10 @@ def run(speed: float | None, policy: str = "lru", fields: dict[str, Any] | None 
     usual = {
         "status": "refused" if speed is None else "ok", "tokens_per_s": speed, "reference": "", "clock": "simulated",
         "replayed_policy": policy, "replayed_parameters": "{}", "replayed_model": "toy", "replayed_hardware": "card",
-        "gpu_memory_ratio": 0.5, "gpu_memory_bytes": 48 * GIB, "trace_sha256": "ab" * 32, "link_source": "measured",
+        "gpu_memory_bytes": 80 * GIB, "trace_sha256": "ab" * 32, "link_source": "measured",
     }  # fmt: skip
-    return Run(said, dict.fromkeys(WANTED) | usual | values, Path("out"))
+    beyond = bool(values.pop("beyond", False))
+    return Run(said, dict.fromkeys(WANTED) | usual | values, Path("out"), beyond)
 
 
 def sized(speed: float, policy: str, percent: int, **values: Any) -> Run:

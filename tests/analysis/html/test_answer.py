@@ -28,13 +28,13 @@ def test_rival_elsewhere_is_said_to_be_elsewhere() -> None:
     assert "1.50 times as fast" in text
 
 
-def test_neither_references_nor_designs_too_large_are_answers() -> None:
-    runs = [sized(90, "told", 50, reference="knows the future"), sized(80, "lfu", 50, gpu_memory_ratio=1.1),
+def test_neither_references_nor_designs_beyond_the_limits_are_answers() -> None:
+    runs = [sized(90, "told", 50, reference="knows the future"), sized(80, "lfu", 50, beyond=True),
             sized(8, "lru", 50)]  # fmt: skip
     text = answer(*runs)
     assert "The fastest design is lru: 8.00 tokens/s." in text
     assert "told, which knows the future, has 90.0 tokens/s" in text
-    assert "1 needs more memory than the card has" in asked(Designs.of(runs))
+    assert "A design has to keep to so much; 1 is beyond that and no answer." in asked(Designs.of(runs), "so much")
 
 
 def test_share_is_of_the_slower_bound() -> None:

@@ -150,7 +150,7 @@ def test_zoom_works_without_a_pointer_and_goes_back(at: Opened) -> None:
         return float(high - low)
 
     before = span()
-    for name, smaller in (("Zoom in: Miss-ratio curve", True), ("Show all: Miss-ratio curve", False)):
+    for name, smaller in (("Zoom in: Awaited look-ups", True), ("Show all: Awaited look-ups", False)):
         page.get_by_role("button", name=name).focus()
         page.keyboard.press("Enter")
         page.wait_for_timeout(50)

@@ -58,7 +58,7 @@ def test_time_of_a_token_is_that_of_its_parts() -> None:
 
 
 def test_front_leaves_out_references_and_what_the_card_cannot_hold() -> None:
-    shown = drawn(*GRID, sized(99.0, "told", 10, reference="knows"), sized(98.0, "lfu", 70, gpu_memory_ratio=1.2))
+    shown = drawn(*GRID, sized(99.0, "told", 10, reference="knows"), sized(98.0, "lfu", 70, beyond=True))
     plot = shown["front"]
     assert isinstance(plot, Curves)
     front = next(one for one in plot.series if one.style == "front")
