@@ -14,13 +14,6 @@ from traces.convert.source import Source
 from traces.convert.torch_file import read_torch
 from traces.spool import Spool
 
-KNOWN = (
-    "routed_experts", "offsets", "lengths", "n_valid", "prompt_lens", "token_ids", "layer_ids", "n_experts", "domain",
-    "conversation", "start", "experts", "probs", "dataset", "category", "prompt_len", "weights", "routes", "phase", "k",
-    "expert_bytes",
-)  # fmt: skip
-"""All names of arrays in these forms: nothing that looks like one of them is passed over."""
-
 _LARGE = 2**25  # bytes of an array that is not read into memory
 _CHUNK = 2**22
 
@@ -73,8 +66,11 @@ def check_others(arrays: Collection[str], wanted: tuple[str, ...]) -> list[str]:
 
     Raises InputError if one is an array of any form, or nearly: it would be lost.
     """
+    from traces.convert.forms import forms  # which are what calls this
+
     others = sorted(set(arrays) - set(wanted))
+    known = {name for form in forms().values() for name in form.arrays}
     for name in others:
-        if get_close_matches(name.lower(), KNOWN, cutoff=0.8):
+        if get_close_matches(name.lower(), known, cutoff=0.8):
             raise InputError(f"unknown array {name!r}, expected {', '.join(wanted)}")
     return [f"arrays that are no part of such a record were passed over: {', '.join(others):.200}"] if others else []

@@ -14,7 +14,8 @@ class Form:
 
     ``recognises`` looks at a source's nature and names, and at nothing that costs more. ``read`` gets sources of this
     form: one, or all that were given where ``together`` says that they are parts of one record. It raises InputError
-    for what it cannot read; KeyError, TypeError and such are taken for damage.
+    for what it cannot read; KeyError, TypeError and such are taken for damage. ``arrays`` are the names of its arrays,
+    where it has named ones. A form that cannot be ``replayed`` is known so that it can be named.
     """
 
     name: str
@@ -22,3 +23,5 @@ class Form:
     recognises: Callable[[Source], bool]
     read: Callable[[Sequence[Source], Given], Record]
     together: bool = False
+    arrays: tuple[str, ...] = ()
+    replayed: bool = True

@@ -16,7 +16,7 @@ from ground.progress import Watch
 from traces.arrays import shown
 from traces.convert.cleaning import trace_of
 from traces.convert.form import Form
-from traces.convert.forms import form_named, form_of, forms
+from traces.convert.forms import form_named, form_of, forms, replayed_forms
 from traces.convert.request import Record, Request
 from traces.convert.shapes import Given
 from traces.convert.source import Source, expanded
@@ -124,7 +124,7 @@ def _unknown(source: Source) -> str:
         "csv": f"columns {', '.join(source.columns)[:120]}",
     }
     what = words.get(source.nature, f"a {source.nature} file of other content")
-    return f"{what}: of no known kind; expected one of {', '.join(forms())} (docs/convert.md)"
+    return f"{what}: of no known kind; expected one of {replayed_forms()} (docs/convert.md)"
 
 
 def _empty(source: Source) -> str:

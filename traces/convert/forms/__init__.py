@@ -24,8 +24,13 @@ def form_of(source: Source) -> Form | None:
     return next((form for form in forms().values() if form.recognises(source)), None)
 
 
+def replayed_forms() -> str:
+    """The names of the forms that become traces."""
+    return ", ".join(form.name for form in forms().values() if form.replayed)
+
+
 def form_named(name: str) -> Form:
     """The form called ``name``; raises InputError that lists the names."""
     if name not in forms():
-        raise InputError(f"kind {name!r}: expected {', '.join(forms())}")
+        raise InputError(f"kind {name!r}: expected {replayed_forms()}")
     return forms()[name]

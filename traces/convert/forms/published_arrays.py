@@ -140,8 +140,11 @@ def _holds(arrays: tuple[str, ...]) -> Callable[[Source], bool]:
     return lambda source: source.arrays >= set(arrays) and not source.arrays & {"meta", "routed_experts"}
 
 
-FORMS = (
-    Form("gpt-oss", "routes of gpt-oss with probabilities, as arrays", _holds(GPT_OSS_ARRAYS), _gpt_oss),
-    Form("esft", "routes of DeepSeek-V2-Lite with weights, as arrays", _holds(ESFT_ARRAYS), _esft),
-    Form("device", "one run of a device that streams experts, as arrays", _holds(DEVICE_ARRAYS), _device),
+FORMS = tuple(
+    Form(name, f"{what}, as arrays", _holds(arrays), read, arrays=arrays)
+    for name, what, arrays, read in (
+        ("gpt-oss", "routes of gpt-oss with probabilities", GPT_OSS_ARRAYS, _gpt_oss),
+        ("esft", "routes of DeepSeek-V2-Lite with weights", ESFT_ARRAYS, _esft),
+        ("device", "one run of a device that streams experts", DEVICE_ARRAYS, _device),
+    )
 )

@@ -112,6 +112,6 @@ def _is_slime(source: Source) -> bool:
 
 
 FORMS = (
-    Form("verl", "a batch of verl: padded routed_experts with attention_mask", _is_verl, _verl),
+    Form("verl", "a batch of verl: padded routed_experts with attention_mask", _is_verl, _verl, arrays=_BESIDE),
     Form("slime", "samples of a rollout of slime (.pt)", _is_slime, _slime),
 )

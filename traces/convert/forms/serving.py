@@ -135,4 +135,6 @@ def _recognises(source: Source) -> bool:
     )
 
 
-FORM = Form("serving", "arrays: routed_experts (rows, layers, k), and what is known beside", _recognises, _read)
+FORM = Form(
+    "serving", "arrays: routed_experts (rows, layers, k), and what is known beside", _recognises, _read, arrays=ARRAYS
+)  # fmt: skip

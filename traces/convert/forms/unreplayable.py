@@ -69,4 +69,6 @@ def _refusing(words: str) -> Callable[[Sequence[Source], Given], Record]:
     return read
 
 
-FORMS = tuple(Form(name, words.split(":")[0], known, _refusing(words)) for name, (known, words) in _KINDS.items())
+FORMS = tuple(
+    Form(name, words.split(":")[0], known, _refusing(words), replayed=False) for name, (known, words) in _KINDS.items()
+)
