@@ -93,12 +93,6 @@ def batch_steps(trace: Trace, rows: np.ndarray, batch: int) -> np.ndarray:
     return np.asarray(group.reshape(-1))
 
 
-def means(values: np.ndarray) -> tuple[float, float, float] | None:
-    """Least, mean and most over layers; None where no layer has any."""
-    known = values[~np.isnan(values)]
-    return (float(known.min()), float(known.mean()), float(known.max())) if len(known) else None
-
-
 def same_domain(trace: Trace) -> bool | None:
     """Whether a trace's predictor learnt from all of its domains; None where it does not say."""
     learnt = trace.meta.get("predictor", {}).get("trained_on")

@@ -13,19 +13,24 @@ from rich.table import Table
 from ground.errors import InputError
 from ground.files import atomic_path
 from ground.text import as_is
-from traces.predictor.accuracy import Accuracy, accuracy, batch_steps, judged_rows, means, same_domain
+from traces.predictor.accuracy import Accuracy, accuracy, batch_steps, judged_rows, same_domain
 from traces.predictor.rankings import rankings
 from traces.trace import Trace
 
-PREDICTOR = "path predictor"
+PREDICTOR = "predictor"
 _SHOWN = {
-    "recall": "per token",
-    "wide": "twice as many",
-    "union_recall": "batch recall",
-    "union_precision": "batch precision",
-    "wide_union_recall": "twice: recall",
-    "wide_union_precision": "twice: precision",
+    "recall": "token",
+    "wide": "of 2 K",
+    "union_recall": "batch",
+    "union_precision": "right",
+    "wide_union_recall": "of 2 K",
+    "wide_union_precision": "right",
 }
+_LEGEND = (
+    "Means over layers, in percent. token: experts of a token that are among the first K of its ranking (of 2 K: among "
+    "the first 2 K). batch: experts that {batch} sequences need together, found among all that is predicted for them; "
+    "right: predicted ones that are needed. TLP and SLP: statistics of the token and of the sequence."
+)
 
 
 def judge(trace: Trace, profile: Trace, batch: int) -> dict[str, Accuracy | None]:
@@ -72,13 +77,9 @@ def show(paths: Sequence[str | Path], profiles: Sequence[str | Path], batch: int
     for trace, judged in found:
         console.print(as_is(_title(trace)), style="underline", soft_wrap=True)
         console.print(_summary(judged))
-        console.print("By layer, per token / of the union of a batch:")
+        console.print("by layer, token/batch:")
         console.print(_by_layer(trace, judged))
-    console.print(
-        f"Shares of the experts taken, mean over layers (least to most). Per token: among the K first of a ranking, or "
-        f"among 2 K. Batch: of the union of {batch} sequences that step together.",
-        soft_wrap=True,
-    )
+    console.print(_LEGEND.format(batch=batch))
 
 
 def _title(trace: Trace) -> str:
@@ -98,11 +99,8 @@ def _summary(judged: Mapping[str, Accuracy | None]) -> Table:
 
 
 def _percent(values: np.ndarray) -> str:
-    known = means(values)
-    if known is None:
-        return "–"
-    least, mean, most = (100 * value for value in known)
-    return f"{mean:.1f} % ({least:.0f} to {most:.0f})"
+    known = values[~np.isnan(values)]
+    return _cell(float(known.mean())) if len(known) else "–"
 
 
 def _by_layer(trace: Trace, judged: Mapping[str, Accuracy | None]) -> Table:
@@ -112,7 +110,7 @@ def _by_layer(trace: Trace, judged: Mapping[str, Accuracy | None]) -> Table:
     for guess in told:
         table.add_column(guess, justify="right")
     for index, layer in enumerate(trace.layers.tolist()):
-        cells = (f"{_cell(one.recall[index])} / {_cell(one.union_recall[index])}" for one in told.values())
+        cells = (f"{_cell(one.recall[index])}/{_cell(one.union_recall[index])}" for one in told.values())
         table.add_row(str(layer), *cells)
     return table
 

@@ -29,6 +29,7 @@ from transformers import T5Config, T5Model  # noqa: E402
 
 LEAST_VOCABULARY = 32128
 _RECORD = "path_predictor"
+_ADDING = ("SelfAttention.o.weight", "EncDecAttention.o.weight", "DenseReluDense.wo.weight")
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,18 @@ class PathBatch:
 
 
 def new_predictor(shape: PredictorShape, seed: int) -> PathPredictor:
-    """A predictor with random weights, the same for the same seed."""
-    with torch.random.fork_rng(devices=[]):
+    """A predictor with random weights, the same for the same seed.
+
+    Embeddings start small, and what each block adds to them smaller still: what a token says by itself is learnt first.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        return PathPredictor(shape)
+        net = PathPredictor(shape)
+        net.stacks.shared.weight.normal_(std=0.3)
+        for name, weight in net.named_parameters():
+            if name.endswith(_ADDING):
+                weight.mul_(0.1)
+    return net
 
 
 def path_batch(sequences: Sequence[PathSequence], vocabulary: int, device: Any) -> PathBatch:

@@ -17,12 +17,12 @@ Scores = Callable[[int], np.ndarray]
 def rankings(trace: Trace, profile: Trace, rows: np.ndarray, most: int) -> Mapping[str, np.ndarray | None]:
     """The ``most`` first experts of every guess for ``rows`` of ``trace``, learnt from ``profile``'s profile split.
 
-    * ``token-level`` (TLP): the experts that the profile's rows of the same token took most often. None where the
+    * ``TLP``, token-level: the experts that the profile's rows of the same token took most often. None where the
       trace or the profile holds no token ids.
-    * ``sequence-level`` (SLP): those that earlier rows of the same sequence took most often.
-    * ``previous token``: those of the row before.
+    * ``SLP``, sequence-level: those that earlier rows of the same sequence took most often.
+    * ``previous``: those of the row before.
     * ``popularity``: those that the profile's rows took most often.
-    * ``at random``: any, the same every time.
+    * ``random``: any, the same every time.
 
     ExpertFlow's paper (arXiv 2410.17954) compares with TLP and SLP without defining them; these are statistics of the
     token and of the sequence, as their names say.
@@ -31,16 +31,16 @@ def rankings(trace: Trace, profile: Trace, rows: np.ndarray, most: int) -> Mappi
     popular = _popularity(profile, learnt)
     known = (trace.token >= 0).any() and (profile.token >= 0).any()
     guesses: dict[str, Scores | None] = {
-        "token-level": _token_level(trace, profile, rows, learnt) if known else None,
-        "sequence-level": lambda layer: _sequence_level(trace, rows, layer),
-        "previous token": lambda layer: _previous(trace, rows, layer),
+        "TLP": _token_level(trace, profile, rows, learnt) if known else None,
+        "SLP": lambda layer: _sequence_level(trace, rows, layer),
+        "previous": lambda layer: _previous(trace, rows, layer),
         "popularity": lambda layer: np.zeros((len(rows), 1), np.int64),
     }
     found: dict[str, np.ndarray | None] = {
         name: None if scores is None else _ranked(scores, popular, most) for name, scores in guesses.items()
     }
     random = np.random.default_rng(0).random((len(rows), trace.n_layers, trace.n_experts), np.float32)
-    return found | {"at random": np.argsort(random, axis=2)[:, :, :most].astype(np.int16)}
+    return found | {"random": np.argsort(random, axis=2)[:, :, :most].astype(np.int16)}
 
 
 def _ranked(scores: Scores, popular: np.ndarray, most: int) -> np.ndarray:

@@ -44,7 +44,7 @@ class PredictorOptions:
     batch: int = 64
     learning_rate: float = 2e-3
     warm_up: float = 0.05
-    weight_decay: float = 1e-4
+    weight_decay: float = 1e-2
     held_out: float = 0.1
     seed: int = 0
 
@@ -189,7 +189,7 @@ def _groups(net: PathPredictor) -> list[tuple[list[torch.nn.Parameter], float]]:
     """Weights, and by how much they learn faster than the rest: tokens are seldom seen, the head is thin."""
     embedding, head = list(net.stacks.shared.parameters()), list(net.head.parameters())
     special = {id(weight) for weight in (*embedding, *head)}
-    return [([one for one in net.parameters() if id(one) not in special], 1.0), (embedding, 10.0), (head, 5.0)]
+    return [([one for one in net.parameters() if id(one) not in special], 1.0), (embedding, 15.0), (head, 5.0)]
 
 
 def path_loss(logits: torch.Tensor, batch: PathBatch) -> torch.Tensor:

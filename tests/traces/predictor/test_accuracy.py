@@ -94,12 +94,12 @@ def test_plain_guesses_rank_as_counting_row_by_row_does(trace):
             alike = [r for r in np.flatnonzero(learnt) if trace.token[r] == trace.token[row]]
             for name, seen in {
                 "popularity": [],
-                "sequence-level": earlier,
-                "previous token": earlier[-1:],
-                "token-level": alike,
+                "SLP": earlier,
+                "previous": earlier[-1:],
+                "TLP": alike,
             }.items():
                 if found[name] is None:
-                    assert name == "token-level" and ((trace.token < 0).all() or not learnt.any())
+                    assert name == "TLP" and ((trace.token < 0).all() or not learnt.any())
                     continue
                 counts = Counter(e for r in seen for e in routes[r])
                 order = sorted(range(trace.n_experts), key=lambda e: (-counts[e], -popular[e], e))
@@ -125,14 +125,14 @@ def test_only_decode_rows_of_the_evaluation_split_are_judged():
     assert judged_rows(trace).tolist() == [7, 8, 10, 11]
     judged = judge(trace, trace, batch=2)
     assert judged[PREDICTOR].recall.tolist() == [1.0]
-    assert judged["previous token"].recall.tolist() == [0.5]
+    assert judged["previous"].recall.tolist() == [0.5]
 
 
 def test_the_table_names_what_a_predictor_learnt_from_and_json_holds_the_same(tmp_path, capsys):
     predicted_trace().save(tmp_path / "t.npz")
     assert main(["predictor", "accuracy", str(tmp_path / "t.npz"), "--json", "-"]) == 0
     out = capsys.readouterr().out
-    assert '"in_domain": true' in out and '"path predictor"' in out
+    assert '"in_domain": true' in out and '"predictor"' in out
     assert main(["predictor", "accuracy", str(tmp_path / "t.npz")]) == 0
     assert "in-domain" in capsys.readouterr().out
     trace = predicted_trace()

@@ -88,7 +88,7 @@ def test_a_new_model_has_the_dense_embeddings_and_routers_that_see_no_shared_dir
             rows = batch.valid[part].flatten()
             routed.router.register_forward_pre_hook(
                 lambda router, inputs, rows=rows: sizes.append(
-                    float(torch.nn.functional.linear(inputs[0].flatten(0, 1)[rows], router.classifier.weight).std())
+                    float(torch.nn.functional.linear(inputs[0].reshape(-1, 32)[rows], router.classifier.weight).std())
                 )
             )
     with torch.no_grad():
