@@ -116,11 +116,12 @@ def test_a_damaged_record_is_refused_in_a_line_or_read_as_what_is_whole_of_it(na
 
 def test_answers_with_their_requests_have_domains_and_conversations(tmp_path: Path) -> None:
     rows = [{"response": dynamo(i), "domain": ("law", "code", "law")[i], "conversation": f"c{i}"} for i in range(3)]
-    rows.append({"response": {"error": {"message": "overloaded"}}, "domain": "law"})
+    rows.insert(1, {"response": {"error": {"message": "overloaded"}}, "domain": "law"})
+    rows.insert(0, {"id": "0", "custom_id": "0", "response": None, "error": {"message": "overloaded"}})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trace = convert_files([tmp_path / "a.jsonl"], tmp_path / "o.npz", given=given(tmp_path))
     assert trace.domain.tolist() == ["law", "code", "law"]
-    assert "1 answers are errors without routes" in notes(trace)
+    assert "2 answers are errors without routes" in notes(trace)
 
 
 def test_several_texts_of_one_answer_are_several_sequences(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def _recognises(source: Source) -> bool:
     if not isinstance(value, dict):
         return False
     inner = value.get("response", value.get("answer", value.get("error") and value.get("request")))
-    return any(mark <= set(value) for mark in _MARKS) or isinstance(inner, dict | list)
+    return any(mark <= set(value) for mark in _MARKS) or isinstance(inner, dict | list) or "custom_id" in value
 
 
 FORM = Form("answers", "answers of vLLM, SGLang, TensorRT-LLM or Dynamo as JSON", _recognises, _read)
