@@ -25,7 +25,11 @@ def asked(designs: Designs, limits: str = "") -> str:
     left = f"; {counted(other, 'other')} could not be run" if other else ""
     differ = f" They differ in {listed(axes)}." if axes else ""
     out = sum(run.beyond for run in ok)
-    beyond = f" A design has to keep to {limits}; {counted(out, 'is', 'are')} beyond that and no answer." if out else ""
+    beyond = (
+        f" A design has to keep to this: {limits}; {counted(out, 'is', 'are')} beyond that and no answer."
+        if out
+        else ""
+    )
     return f"{head} {run}{left}.{differ}{beyond}"
 
 
@@ -111,6 +115,8 @@ def caveat(designs: Designs) -> str:
     clocks = {run.values.get("clock") for run in designs.ok}
     what = {frozenset({"simulated"}): "All times are simulated.", frozenset({"measured"}): "All times are measured."}
     parts = [what.get(frozenset(map(str, clocks)), "Some times are simulated, some measured; the table says which.")]
+    origins = dict.fromkeys(str(origin).rstrip(".") for run in designs.ok if (origin := run.values.get("captured")))
+    parts += [f"The routing was captured from {origin}." for origin in list(origins)[:_MOST]]
     if any(run.values.get("link_source") == "assumed" for run in designs.ok):
         parts.append("The rate of a card's link is assumed, not measured.")
     if any(run.values.get("tokens_per_s_low") is not None for run in designs.ok):

@@ -31,6 +31,11 @@ def plotly_form(plot: AnyPlot) -> dict[str, Any]:
     return _bars(plot) if isinstance(plot, Bars) else _heat_map(plot)
 
 
+def _safe(text: str) -> str:
+    """Text in which plotly finds no markup; it knows no name for quotation marks."""
+    return escape(text, quote=False)
+
+
 def _curves(plot: Curves) -> dict[str, Any]:
     data = [_series(one, at, plot) for at, one in enumerate(plot.series)]
     down = _axis(plot.y) if plot.y.log else _axis(plot.y, rangemode="tozero")
@@ -49,13 +54,13 @@ def _curves(plot: Curves) -> dict[str, Any]:
 def _series(one: Series, at: int, plot: Curves) -> dict[str, Any]:
     notes = one.notes or [""] * len(one.x)
     said = [
-        "<br>".join([f"<b>{escape(one.name)}</b>", f"{_said(plot.x, x)}", f"{_said(plot.y, y)}", *_lines(note)])
+        "<br>".join([f"<b>{_safe(one.name)}</b>", f"{_said(plot.x, x)}", f"{_said(plot.y, y)}", *_lines(note)])
         for x, y, note in zip(one.x, one.y, notes, strict=True)
     ]
     marker = {"symbol": "star" if one.style == "mark" else _SYMBOLS[at % len(_SYMBOLS)]}
     size = {"mark": 16, "points": 6}.get(one.style, 8)
     return {
-        "type": "scatter", "name": escape(one.name), "x": list(one.x), "y": list(one.y), "text": said,
+        "type": "scatter", "name": _safe(one.name), "x": list(one.x), "y": list(one.y), "text": said,
         "hoverinfo": "text", "marker": marker | {"size": size}, "meta": one.style, **_MODES[one.style],
         **({"line": {"dash": _dash(one.name)}} if one.style == "bound" else {}),
     }  # fmt: skip
@@ -67,16 +72,16 @@ def _dash(bound: str) -> str:
 
 
 def _said(axis: Axis, value: float | None) -> str:
-    return f"{escape(axis.title)}: {figure(value)}"
+    return f"{_safe(axis.title)}: {figure(value)}"
 
 
 def _lines(note: str) -> list[str]:
-    return [escape(part) for part in note.split("; ") if part]
+    return [_safe(part) for part in note.split("; ") if part]
 
 
 def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
     kind = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:,g}" for tick in _TICKS]} if axis.log else {}
-    return {"title": {"text": escape(axis.title)}, "automargin": True, **kind, **more}
+    return {"title": {"text": _safe(axis.title)}, "automargin": True, **kind, **more}
 
 
 def _wrapped(name: str) -> str:
@@ -89,26 +94,26 @@ def _wrapped(name: str) -> str:
             lines.append(part)
         else:
             lines[-1] = joined
-    return "<br>".join(map(escape, lines))
+    return "<br>".join(map(_safe, lines))
 
 
 def _bars(plot: Bars) -> dict[str, Any]:
     names = [_wrapped(name) for name in plot.names]
     data: list[dict[str, Any]] = []
     for part, values in plot.parts.items():
-        text = [f"<b>{escape(name)}</b><br>{escape(part)}: {figure(value)}<br>{escape(plot.axis.title)}"
+        text = [f"<b>{_safe(name)}</b><br>{_safe(part)}: {figure(value)}<br>{_safe(plot.axis.title)}"
                 for name, value in zip(plot.names, values, strict=True)]  # fmt: skip
         bar: dict[str, Any] = {
-            "type": "bar", "orientation": "h", "name": escape(part), "y": names, "x": list(values), "hovertext": text,
+            "type": "bar", "orientation": "h", "name": _safe(part), "y": names, "x": list(values), "hovertext": text,
             "hoverinfo": "text", "meta": "bar", "textposition": "none",
         }  # fmt: skip
         if plot.ends and len(plot.parts) == 1:
             bar["error_x"] = _errors(values, plot.ends)
         data.append(bar)
     for name, value in plot.marks.items():
-        said = f"<b>{escape(name)}</b><br>{_said(plot.axis, value)}"
+        said = f"<b>{_safe(name)}</b><br>{_said(plot.axis, value)}"
         data.append({
-            "type": "scatter", "mode": "lines", "name": escape(name), "x": [value] * len(names), "y": names,
+            "type": "scatter", "mode": "lines", "name": _safe(name), "x": [value] * len(names), "y": names,
             "line": {"dash": _dash(name)}, "text": [said] * len(names),
             "hoverinfo": "text", "meta": "bound",
         })  # fmt: skip
@@ -131,14 +136,14 @@ def _heat_map(plot: HeatMap) -> dict[str, Any]:
     few = len(plot.rows_of) * len(plot.columns_of) <= _FEW_CELLS
     said = [[f"<br>{'<br>'.join(_lines(note))}" for note in row] for row in plot.notes]
     # One form for all cells, since a text for each of tens of thousands would weigh more than all else.
-    down, across, unit = (escape(text).replace("%{", "%") for text in (plot.down.title, plot.across.title, plot.unit))
+    down, across, unit = (_safe(text).replace("%{", "%") for text in (plot.down.title, plot.across.title, plot.unit))
     form = f"{down}: %{{y}}<br>{across}: %{{x}}<br><b>{unit}: %{{z:.3~g}}</b>{'%{hovertext}' if said else ''}"
     cells: dict[str, Any] = {
-        "type": "heatmap", "z": [list(values) for values in plot.values], "x": [escape(c) for c in plot.columns_of],
+        "type": "heatmap", "z": [list(values) for values in plot.values], "x": [_safe(c) for c in plot.columns_of],
         "y": [_wrapped(row) for row in plot.rows_of], "meta": "heat",
         "hovertemplate": f"{form}<extra></extra>", "hovertext": said,
         "xgap": 1 if few else 0, "ygap": 1 if few else 0,
-        "colorbar": {"title": {"text": escape(plot.unit), "side": "right"}, "thickness": 14},
+        "colorbar": {"title": {"text": _safe(plot.unit), "side": "right"}, "thickness": 14},
         "colorscale": "Cividis", **({} if plot.span is None else {"zmin": plot.span[0], "zmax": plot.span[1]}),
     }  # fmt: skip
     if few:

@@ -3,9 +3,11 @@
 All become rows alike, with the names that the table of a sweep gives its columns.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ground.text import printable
 from sim.sweep.log import LOG
 from sim.sweep.row import Row
 from sim.sweep.table import PARQUET
+from traces.trace import Trace
 
 _STATUS = "status"  # the first column of a sweep's table that is no field of its designs
 _PROVENANCE = ("trace_sha256", "code", "link_source", "clock", "engine_used", "notes")
@@ -107,16 +110,12 @@ def _of_report(report: Mapping[str, Any], path: Path) -> Run:
         "tpot_mean_ms": report["tpot_ms"]["mean"], "tpot_p99_ms": report["tpot_ms"]["p99"],
         "gpu_needed_bytes": sum(report["gpu_bytes"].values()), "reference": settings.get("reference", ""),
         "cache_slots": settings["cache"], "cache_bytes": bytes_, "trace_sha256": made["trace_sha256"],
-        "code": made["code"], "link_source": made["link_source"], "engine_used": settings.get("engine"),
-        "notes": " | ".join([*_origin(made), *report["notes"]]), "replayed_policy": report["policy"],
+        "captured": made.get("captured"), "code": made["code"], "link_source": made["link_source"],
+        "engine_used": settings.get("engine"),
+        "notes": " | ".join(report["notes"]), "replayed_policy": report["policy"],
         "replayed_parameters": json.dumps(report["parameters"], sort_keys=True),
     }  # fmt: skip
     return Run(fields, values, path)
-
-
-def _origin(made: Mapping[str, Any]) -> list[str]:
-    """Whose routing the trace holds: it need not be that of the model whose costs are charged."""
-    return [f"the trace was captured from {made['captured']}"] if made.get("captured") else []
 
 
 def _swept(folder: Path) -> Iterator[Run]:
@@ -136,7 +135,21 @@ def _swept(folder: Path) -> Iterator[Run]:
         # What a sweep leaves to its defaults is told by what was replayed.
         told = {name: row.get(f"replayed_{name}") for name in ("model", "hardware", "software", "policy")}
         design |= {name: value for name, value in told.items() if not any(f.split(".")[0] == name for f in fields)}
-        yield Run(design, {name: row.get(name) for name in WANTED}, folder)
+        captured = _captured(str(design.get("trace") or ""), str(row.get("trace_sha256") or ""))
+        yield Run(design, {name: row.get(name) for name in WANTED} | {"captured": captured}, folder)
+
+
+@cache
+def _captured(path: str, sha256: str) -> str | None:
+    """What a trace says that it was captured from; None if the very file is not at hand."""
+    try:
+        with Path(path).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                return None
+        what = Trace.load_meta(path).get("captured", {}).get("what")
+    except (OSError, InputError):
+        return None
+    return None if what is None else str(what)
 
 
 def sequences_of(run: Run) -> Mapping[str, list[int]] | None:

@@ -34,7 +34,9 @@ def test_neither_references_nor_designs_beyond_the_limits_are_answers() -> None:
     text = answer(*runs)
     assert "The fastest design is lru: 8.00 tokens/s." in text
     assert "told, which knows the future, has 90.0 tokens/s" in text
-    assert "A design has to keep to so much; 1 is beyond that and no answer." in asked(Designs.of(runs), "so much")
+    assert "A design has to keep to this: so much; 1 is beyond that and no answer." in asked(
+        Designs.of(runs), "so much"
+    )
 
 
 def test_share_is_of_the_slower_bound() -> None:
@@ -74,6 +76,7 @@ def test_caveat_says_what_is_simulated_and_what_is_assumed() -> None:
         return caveat(Designs.of([run(3, **values)]))
 
     assert said() == "All times are simulated."
+    assert "captured from a small model." in said(captured="a small model")
     assert "All times are measured." in said(clock="measured")
     assert "assumed, not measured" in said(link_source="assumed")
     assert "how much memory the card has" in said(gpu_memory_bytes=None)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from analysis.html.page import Page
 from analysis.html.run_table import run_table
 from tests.analysis.html.rows import run, sized
 from tests.analysis.html.test_of_runs import GRID
+from tests.analysis.html.test_page import EVIL, a_page
 
 WIDE, PHONE = (1280, 900), (390, 844)
 
@@ -93,6 +95,15 @@ def test_page_draws_everything_in_its_width_without_a_word(at: Opened, size: tup
     light = [sum(map(int, colour[4:-1].split(","))) > 380 for colour in (paper, ink)]
     assert light == ([True, False] if scheme == "light" else [False, True])
     assert heard == []
+
+
+def test_names_that_look_like_code_are_shown_and_not_run(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "evil.html"
+    path.write_text(a_page(EVIL).html(), "utf-8")
+    page, heard = opened(browser, path.as_uri(), WIDE)
+    assert EVIL in page.locator("#bars .ytick text").first.text_content()
+    assert heard == [] and page.locator("script").count() == 4  # the data, the library packed and unpacked, the page's
+    page.close()
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE])
