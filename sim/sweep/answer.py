@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from ground.text import as_is
+from ground.tables import Parts
+from ground.text import printable
 from sim.report.tables import number, percent
 
 SHOWN = 10
@@ -18,6 +18,8 @@ GOALS = {"tokens_per_s": True, "gpu_needed_bytes": False, "ttft_mean_ms": False,
 """What a front is over: columns, and whether more is better."""
 
 Record = Mapping[str, Any]
+
+_HEADINGS = ("tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB")
 
 
 @dataclass
@@ -110,20 +112,17 @@ def _worth(record: Record) -> tuple[float, ...]:
 
 def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableType:
     """The answer for a person: ``names`` are the fields that vary, ``limits`` what designs keep to, in words."""
-    fastest = Table(title=f"the fastest designs{f' with {limits}' if limits else ''}", title_justify="left")
-    for name in names:
-        fastest.add_column(as_is(name), style="bold", overflow="fold")
-    for heading in ("tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB"):
-        fastest.add_column(heading, justify="right")
-    for record in found.fastest:
-        low, high = record["tokens_per_s_low"], record["tokens_per_s_high"]
-        fastest.add_row(
-            *(as_is(_short(record.get(name))) for name in names),
-            number(record["tokens_per_s"], 3), "–" if low is None else f"{number(low)} to {number(high)}",
-            number(record["bound_tokens_per_s"], 3), percent(record["efficiency_ratio"]),
-            number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
+    rows = [
+        [
+            *(printable(_short(record.get(name))) for name in names),
+            number(record["tokens_per_s"], 3), _interval(record), number(record["bound_tokens_per_s"], 3),
+            percent(record["efficiency_ratio"]), number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
             number(record["gpu_needed_bytes"] / 2**30, 1),
-        )  # fmt: skip
+        ]
+        for record in found.fastest
+    ]  # fmt: skip
+    title = f"the fastest designs{f' with {limits}' if limits else ''}"
+    fastest = Parts(title, [*map(printable, names), *_HEADINGS], rows)
     parts: list[RenderableType] = [Text(_summary(found), style="bold")]
     parts += [fastest] if found.fastest else [Text("no design is within the limits")]
     if beyond := found.counts["ok"] - found.within - found.references:
@@ -140,6 +139,11 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
     if len(most) > 5:
         parts.append(Text(f"and {len(most) - 5:,} other reasons, in the table", style="yellow"))
     return Group(*parts)
+
+
+def _interval(record: Record) -> str:
+    low, high = record["tokens_per_s_low"], record["tokens_per_s_high"]
+    return "–" if low is None else f"{number(low)} to {number(high)}"
 
 
 def _short(value: Any) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ground.errors import InputError
+from ground.tables import Parts
 from sim.machine.figures import Curve, Figure
 from sim.machine.hardware import Hardware
 from sim.report.tables import number, percent
@@ -202,12 +202,11 @@ def effects_view(found: Sequence[Effect]) -> RenderableType:
     """The effects as a table for a person."""
     if not found:
         return Text("sensitivity: the profiles of this sweep assume no figure of which a range is known")
-    table = Table(title="sensitivity to figures that profiles assume", title_justify="left")
-    for heading in ("figure", "end", "speed", "conclusions", "turned", "unsure"):
-        table.add_column(heading, justify="left" if heading in ("figure", "end") else "right")
-    for one in found:
-        speed = "–" if one.least is None or one.most is None else f"{number(one.least)} to {number(one.most)}"
-        table.add_row(one.range, one.end, speed, f"{one.conclusions:,}", f"{one.turned:,}", f"{one.unsure:,}")
+    rows = [
+        [one.range, one.end, _speed(one), f"{one.conclusions:,}", f"{one.turned:,}", f"{one.unsure:,}"] for one in found
+    ]
+    headings = ("figure", "end", "speed", "conclusions", "turned", "unsure")
+    table = Parts("sensitivity to figures that profiles assume", headings, rows)
     lines = [Text(f"turned with {one.range} at its {one.end} end: {each}") for one in found for each in one.examples]
     whole = sum(one.conclusions for one in found)
     held = percent(1 - sum(one.turned for one in found) / whole) if whole else "–"
@@ -217,3 +216,7 @@ def effects_view(found: Sequence[Effect]) -> RenderableType:
         Text(f"{held} of the comparisons of the fastest policy with another did not turn"), *lines,
         *(Text(f"{name}: {source}", style="dim") for name, source in sources),
     )  # fmt: skip
+
+
+def _speed(one: Effect) -> str:
+    return "–" if one.least is None or one.most is None else f"{number(one.least)} to {number(one.most)}"
