@@ -207,6 +207,24 @@ def test_what_the_recorder_does_not_tell_is_said(change: Any, words: str, tmp_pa
         convert_files(_passes(tmp_path, change), tmp_path / "o.npz", given=given(tmp_path))
 
 
+def test_a_prompt_that_comes_in_pieces_between_other_requests_is_one(tmp_path: Path) -> None:
+    def cut(records: list[dict[str, Any]]) -> None:
+        """The third prompt, of 5 tokens, comes in two passes with a decode pass of the others between them."""
+        extend = next(one for one in records[1:] if one["forward_mode"] == 1)
+        parts = []
+        for rows in (slice(0, 2), slice(2, 5)):
+            part = extend | {"extend_seq_lens": [rows.stop - rows.start]}
+            part |= {name: extend[name][rows] for name in ("input_ids", "positions")}
+            parts.append(part | {"topk_ids_of_layer": extend["topk_ids_of_layer"][:, rows]})
+        records[:] = [records[0], parts[0], records[1], parts[1], *records[3:]]
+        for number, one in enumerate(records):
+            one["forward_pass_id"] = number
+
+    trace = convert_files(_passes(tmp_path, cut), tmp_path / "o.npz", given=given(tmp_path))
+    found = [trace.experts[trace.sequence == s] for s in range(trace.n_sequences)]
+    assert {one.tobytes() for one in found} == {one.tobytes() for one in TRUTH}
+
+
 def test_ranks_that_saw_other_tokens_add_their_requests(tmp_path: Path) -> None:
     import torch
 

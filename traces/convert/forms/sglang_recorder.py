@@ -147,32 +147,44 @@ def _same(one: list[_Pass], other: list[_Pass]) -> bool:
 def _requests(passes: list[_Pass]) -> Iterator[_Running]:
     """Requests in the order in which they end; raises InputError where passes could be put together in two ways."""
     running: list[_Running] = []
+    waiting: list[_Running] = []  # that have not decoded yet: more of their prompts may come
     for one in passes:
         if one.mode == _IDLE:
             continue
-        starts = np.cumsum([0, *one.lengths])
-        parts = [slice(int(a), int(b)) for a, b in pairwise(starts)]
+        decoding = one.mode == _DECODE
+        parts = _parts(one)
         places = [int(one.positions[part.start]) for part in parts]
-        for part, place in zip(parts, places, strict=True):
-            if (one.positions[part] != place + np.arange(part.stop - part.start)).any():
-                raise InputError(f"pass {one.number}: positions of a request are not consecutive")
-        matched = _matched(running, places, one)
-        left = [request for i, request in enumerate(running) if i in set(matched)]
-        if one.mode == _DECODE:
-            yield from (request for request in running if not any(request is other for other in left))
-        kept = left if one.mode == _DECODE else list(running)
+        known = running if decoding else [*running, *waiting]
+        matched = _matched(known, places, one)
+        taken = {id(known[at]) for at in matched if at is not None}
+        if decoding:
+            gone = [request for request in running if id(request) not in taken]
+            waiting += [request for request in gone if request.prompt == request.next]
+            yield from (request for request in gone if request.prompt < request.next)
+            running = [request for request in running if id(request) in taken]
+        else:
+            running += [request for request in waiting if id(request) in taken]
+            waiting = [request for request in waiting if id(request) not in taken]
         for part, place, at in zip(parts, places, matched, strict=True):
+            if at is None and place:
+                raise InputError(
+                    f"pass {one.number}: a request begins at position {place}: the rows before are in a prefix "
+                    "cache, or their pass was not recorded; record with --disable-radix-cache from the start"
+                )
+            request = _Running() if at is None else known[at]
             if at is None:
-                if place:
-                    raise InputError(
-                        f"pass {one.number}: a request begins at position {place}: the rows before are in a prefix "
-                        "cache, or their pass was not recorded; record with --disable-radix-cache from the start"
-                    )
-                kept.append(_Running())
-            request = kept[-1] if at is None else running[at]
+                running.append(request)
             request.add(one.tokens[part], one.routes[part], prompt=one.mode == _EXTEND or part.stop - part.start > 1)
-        running = kept
-    yield from running
+    yield from (*running, *waiting)
+
+
+def _parts(one: _Pass) -> list[slice]:
+    """Where the rows of each request of a pass lie; raises InputError if their positions are not consecutive."""
+    parts = [slice(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *one.lengths]))]
+    for part in parts:
+        if (np.diff(one.positions[part]) != 1).any():
+            raise InputError(f"pass {one.number}: positions of a request are not consecutive")
+    return parts
 
 
 def _matched(running: list[_Running], places: list[int], one: _Pass) -> list[int | None]:
