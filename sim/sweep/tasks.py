@@ -10,6 +10,8 @@ from sim.sweep.row import Row
 
 BATCH = 12
 """Designs of a batch, at most: few, so that workers end at about the same time."""
+KEPT_BATCH = 120
+"""The same where a plan takes long: many, so that one worker makes it and nobody else does."""
 _APART = frozenset({"cache", "discipline", "chunks"})
 """Fields in which designs may differ and share a plan, if their policy says so."""
 
@@ -41,8 +43,9 @@ def batches(tasks: Iterable[Task]) -> list[Batch]:
     found: list[tuple[tuple[int, bool], Batch]] = []
     for group in groups.values():
         quick = not _takes_long(group[0].design)
-        for turn, begin in enumerate(range(0, len(group), BATCH)):
-            found.append(((turn, quick), tuple(group[begin : begin + BATCH])))
+        size = BATCH if quick else KEPT_BATCH
+        for turn, begin in enumerate(range(0, len(group), size)):
+            found.append(((turn, quick), tuple(group[begin : begin + size])))
     return [batch for _, batch in sorted(found, key=lambda entry: entry[0])]
 
 

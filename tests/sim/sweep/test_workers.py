@@ -15,11 +15,25 @@ from sim.policies import Policy
 from sim.sweep.identity import identity
 from sim.sweep.log import LOG
 from sim.sweep.table import CSV, PARQUET, read_table
-from sim.sweep.tasks import Task, batches
+from sim.sweep.tasks import BATCH, Task, batches
 from sim.sweep.workers import local_workers
 from tests.sim.sweep.test_log import designs, swept
 from tests.sim.sweep.test_rows import design
 from tests.support.replays import EXPERT
+
+
+def test_designs_that_share_a_plan_which_takes_long_go_to_one_worker_and_first() -> None:
+    wanted = [
+        design(trace="a.npz", policy=policy, cache=slots, hardware__link__gbps=float(gbps))
+        for slots in range(10, 10 + 2 * BATCH)
+        for policy in ("lru", "domoe")
+        for gbps in (25, 50)
+    ]
+    found = batches(Task(str(number), one) for number, one in enumerate(wanted))
+    shared = [{(t.design.fields["policy"], t.design.fields["hardware.link.gbps"]) for t in batch} for batch in found]
+    assert all(len(one) == 1 for one in shared)
+    assert [min(one)[0] for one in shared] == ["domoe"] * 2 + ["lru"] * 4
+    assert sorted(task.key for batch in found for task in batch) == sorted(map(str, range(len(wanted))))
 
 
 class Ends(Policy):
