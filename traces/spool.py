@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_READ: "weakref.WeakValueDictionary[int, np.memmap[Any, Any]]" = weakref.WeakValueDictionary()
+_READ: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()  # maps of spools that arrays still lie in
 _SECONDS = 0.05
 
 
@@ -23,6 +23,7 @@ class Spool:
     def __init__(self, dtype: Any = np.float32, folder: Path | None = None) -> None:
         self._file: Any = tempfile.TemporaryFile(prefix="moe-", dir=folder)  # noqa: SIM115 (it lives as long as its rows)
         self._folder = folder or tempfile.gettempdir()
+        self._hint = "" if folder else " (TMPDIR names another folder)"
         self._dtype, self._rows, self._shape = np.dtype(dtype), 0, (0,)
 
     def __len__(self) -> int:
@@ -41,7 +42,7 @@ class Spool:
         with self._named():
             self._file.flush()
         rows = np.memmap(self._file, self._dtype, "r", shape=(self._rows, *self._shape))
-        _READ[id(rows)] = rows
+        _READ.add(rows._mmap)  # type: ignore[attr-defined]
         return rows
 
     @contextmanager
@@ -50,7 +51,7 @@ class Spool:
         try:
             yield
         except OSError as error:
-            where = f"temporary files in {self._folder} (TMPDIR names another folder)"
+            where = f"temporary files in {self._folder}" + self._hint
             raise type(error)(error.errno, error.strerror, where) from error
 
 
@@ -63,8 +64,8 @@ def pages_given_back() -> Iterator[None]:
 
     def give_back() -> None:
         while not done.wait(_SECONDS):
-            for rows in list(_READ.values()):
-                rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            for mapped in list(_READ):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     thread = threading.Thread(target=give_back, daemon=True)
     if hasattr(mmap, "MADV_DONTNEED"):

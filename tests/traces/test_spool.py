@@ -1,32 +1,38 @@
-"""Rows in a file without a name: they come back as they were, and a disk that is full says where the file lay."""
+"""Rows that wait in a file come back as they were, also while their pages are given back."""
 
-import errno
-from pathlib import Path
+import gc
+import time
 
 import numpy as np
 import pytest
 
-from traces.spool import Spool
+from traces.spool import _READ, Spool, pages_given_back
 
 
-def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    spool = Spool(np.int16, tmp_path)
-    rows = np.arange(24, dtype=np.int16).reshape(4, 2, 3)
-    spool.add(rows[:1])
-    spool.add(rows[1:])
-    assert len(spool) == 4
-    assert (spool.read() == rows).all()
+@pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.float32])
+def test_rows_come_back_as_they_were(dtype, tmp_path):
+    parts = [np.arange(n * 6).reshape(n, 2, 3).astype(dtype) for n in (3, 0, 5)]
+    spool = Spool(dtype, tmp_path)
+    for part in parts:
+        spool.add(part[::-1])
+    assert len(spool) == 8
+    np.testing.assert_array_equal(spool.read(), np.concatenate([part[::-1] for part in parts]))
+    assert list(tmp_path.iterdir()) == []
+    assert Spool(dtype).read().shape == (0, 0)
 
 
-def test_a_full_disk_is_named_by_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def write(self, data: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        flush = write
-
-    spool = Spool(folder=tmp_path)
-    monkeypatch.setattr(spool, "_file", Full())
-    with pytest.raises(OSError, match="No space left") as wrong:
-        spool.add(np.zeros((1, 2)))
-    assert str(tmp_path) in wrong.value.filename
+def test_rows_stay_while_their_pages_are_given_back_and_maps_are_forgotten_with_their_arrays():
+    spool = Spool(np.int16)
+    spool.add(np.arange(2**16).astype(np.int16))
+    rows = np.ascontiguousarray(spool.read().view(np.uint16).reshape(2, -1))
+    del spool
+    gc.collect()
+    with pages_given_back():
+        for _ in range(4):
+            np.testing.assert_array_equal(rows.ravel(), np.arange(2**16))
+            time.sleep(0.03)
+        assert len(_READ) >= 1
+    before = len(_READ)
+    del rows
+    gc.collect()
+    assert len(_READ) == before - 1
