@@ -34,7 +34,8 @@ def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_se
         "sequences": f"{int(keep.sum())} of {trace.n_sequences}",
         "which": f"the first of each domain and split, to {profile_tokens} profile and {eval_tokens} evaluation tokens",
     }
-    notes = [f"the full capture: {note}" for note in trace.meta.get("notes", [])]
+    part = "subset" in trace.meta  # its notes say already of what they are
+    notes = [note if part else f"the full capture: {note}" for note in trace.meta.get("notes", [])]
     meta = {**trace.meta, "subset": words, "notes": notes}
     return dataclasses.replace(trace.keep(keep), meta=meta, source="", sha256="")
 

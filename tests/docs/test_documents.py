@@ -112,6 +112,21 @@ def test_the_example_policy_of_a_document_runs(document: str, policy: str, scrip
     assert report.policy == script.__dict__[policy].name and report.decode.prefetches["issued"] > 0
 
 
+def test_the_table_of_the_readme_is_what_the_simulator_says() -> None:
+    from sim.run.prepared import replay
+    from sim.run.scene import scene
+
+    law = scene(REPOSITORY / "traces/mixtral_law.npz")
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\w-]+)(?: \(([^)]+)\))?(?: \*)? \| ([\d.]+) \| ([\d.]+) % \|", text, re.MULTILINE)
+    shown = {(name, setting): (speed, hits) for name, setting, speed, hits in rows}
+    assert len(shown) >= 10
+    for name, setting in (("all-in-gpu", ""), ("lru", "scope=layer"), ("lru", ""), ("perfect-lfu", "")):
+        report = replay(law, name, dict([setting.split("=")]) if setting else {})
+        assert shown[name, setting] == (f"{report.tokens_per_s:.2f}", f"{100 * (report.decode.hit_ratio or 0):.1f}")
+    assert f"link {report.bounds['link_tokens_per_s']:.2f}." in text
+
+
 def test_the_routes_of_the_guide_to_converting_become_a_trace_by_the_command_shown(
     beside_traces: None, script: types.ModuleType
 ) -> None:
