@@ -1,6 +1,7 @@
 """What became of a design: its status, and the figures of its replay by name, with units in the names."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
@@ -32,18 +33,27 @@ class Row:
     seconds: float = 0.0
 
     def to_line(self) -> bytes:
-        """It as one line of JSON."""
-        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        """It as one line of JSON, with a check of all the rest at its end."""
+        text = json.dumps(asdict(self), allow_nan=False, separators=(",", ":")).encode()
+        return text[:-1] + _check(text)
 
     @classmethod
     def of_line(cls, line: bytes) -> Self | None:
-        """The row of a line; None for a line that is damaged."""
+        """The row of a line; None for a line that is damaged, be it by a digit."""
+        text = line[: -len(_check(b""))] + b"}"
+        if line != text[:-1] + _check(text):
+            return None
         try:
-            row = cls(**json.loads(line))
+            row = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
             return None
         whole = isinstance(row.key, str) and row.status in ("ok", "refused", "failed") and isinstance(row.values, dict)
-        return row if whole and line.endswith(b"\n") else None
+        return row if whole else None
+
+
+def _check(text: bytes) -> bytes:
+    """What ends a line whose other fields are those of ``text``."""
+    return f',"check":"{zlib.crc32(text):08x}"}}\n'.encode()
 
 
 def figures(report: Report, scene: Scene) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ground.command_line import Help
 from ground.whole_number import WholeNumber
@@ -202,3 +204,12 @@ def test_a_row_on_a_line_is_the_same_row(trace: Path, machine: Path) -> None:
     line = one.to_line()
     assert Row.of_line(line) == one
     assert all(Row.of_line(line[:end]) is None for end in (0, 1, len(line) // 2, len(line) - 1))
+
+
+@given(st.integers(0, 10**6), st.sampled_from(b"0123456789,}"))
+def test_a_line_with_another_byte_is_no_row(place: int, byte: int) -> None:
+    line = bytearray(Row("k" * 16, "ok", values={"tokens_per_s": 1234.5}, seconds=0.25).to_line())
+    place %= len(line)
+    same = line[place] == byte
+    line[place] = byte
+    assert (Row.of_line(bytes(line)) is not None) == same
