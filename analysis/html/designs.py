@@ -73,7 +73,7 @@ class Designs:
 def same_place(one: Run, other: Run) -> bool:
     """Whether two runs differ in nothing but their policy, of what is known of both: a cache counts by its bytes."""
     both = [
-        {name: _key(value) for name, value in run.fields.items() if name != "cache" and not is_of_policy(name)}
+        {name: _key(value) for name, value in run.fields.items() if not is_of_policy(name)}
         | {"cache": run.values.get("cache_bytes") or run.fields.get("cache")}
         for run in (one, other)
     ]

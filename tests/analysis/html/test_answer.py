@@ -22,6 +22,17 @@ def test_rival_has_as_large_a_cache_and_is_in_its_best_form() -> None:
     assert (best.speed, other.speed) == (9, 8)
 
 
+def test_policy_is_no_rival_of_itself() -> None:
+    assert rivals([sized(9, "lru", 50), sized(8, "lru", 40)])[1] is None
+    other = sized(8, "lru", 50, replayed_parameters='{"scope": "layer"}')
+    assert rivals([sized(9, "lru", 50), other])[1] is other
+
+
+def test_caches_of_as_many_bytes_are_the_same_whatever_they_are_called() -> None:
+    as_reported = replace(sized(9, "domoe", 50), fields={"trace": "law.npz", "cache": "50.0 GiB", "policy": "domoe"})
+    assert rivals([as_reported, sized(5, "lfu", 60), sized(4, "lru", 50)])[1] == sized(4, "lru", 50)
+
+
 def test_rival_elsewhere_is_said_to_be_elsewhere() -> None:
     text = answer(sized(9, "domoe", 50), sized(6, "lru", 40))
     assert "No other policy ran with just this cache and card" in text and "lru, cache 40%" in text

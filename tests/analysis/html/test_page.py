@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
@@ -63,6 +64,7 @@ def test_names_are_text_whatever_they_hold() -> None:
 def test_texts_of_plots_hold_no_markup_of_names() -> None:
     text = a_page(EVIL).html()
     plots = json.loads(re.search(r'id="plots">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+    assert "<" not in re.search(r'id="plots">(.*?)</script>\n', text, re.S)[1]  # type: ignore[index]
     forms = json.dumps([plot["form"] for plot in plots.values()])
     assert "<script" not in forms and "&lt;script" in forms
     assert plots["curve"]["rows"] == [[EVIL, 1, 3, EVIL], [EVIL, 2, None, EVIL]]
@@ -118,6 +120,14 @@ def test_what_is_no_report_is_one_line_and_no_page(said: Any, tmp_path: Path, co
     report.write_text(content)
     status, out, err = said("page", report, "-o", page)
     assert status == 2 and out == "" and err.count("\n") == 1 and expected in err and not page.exists()
+
+
+def test_without_plotly_the_extra_is_named(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    report = tmp_path / "r.json"
+    report.write_text("[]")
+    status, _, err = said("page", report, "-o", tmp_path / "p.html")
+    assert status == 2 and err == "error: plotly is not installed; pip install 'moe-replay[page]'\n"
 
 
 def test_folder_without_a_table_is_one_line(said: Any, tmp_path: Path) -> None:
