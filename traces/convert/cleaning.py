@@ -166,14 +166,18 @@ class _Cleaning:
         if narrow and unsigned and experts < 256:
             refuse(
                 (stored == 255) & ~left_out,
-                lambda *index: f"{words(*index)}: 255 in a model of {experts} experts is -1 in unsigned 8 bits, "
-                "expected ids in 16 bits",
+                lambda *index: (
+                    f"{words(*index)}: 255 in a model of {experts} experts is -1 in unsigned 8 bits, "
+                    "expected ids in 16 bits"
+                ),
             )
         if narrow and not unsigned and experts > 128:
             refuse(
                 (stored < (0 if self._buffers else -1)) & ~left_out,
-                lambda *index: f"{words(*index)}: {stored[index]} is an id of 128 or more in signed 8 bits "
-                f"({int(stored[index]) + 256}?), expected ids in 16 bits",
+                lambda *index: (
+                    f"{words(*index)}: {stored[index]} is an id of 128 or more in signed 8 bits "
+                    f"({int(stored[index]) + 256}?), expected ids in 16 bits"
+                ),
             )
         self._narrow |= narrow and experts > 256
         routes = integers(np.where(left_out, 0, stored) if unsigned else stored, np.int16, where)
@@ -181,8 +185,9 @@ class _Cleaning:
             routes = np.where(left_out, np.int16(-1), routes)
         refuse(
             (routes < -1) | (routes >= experts),
-            lambda *index: f"{words(*index)}: expert {routes[index]}, expected -1 to {experts - 1} ({experts} experts, "
-            "-1 is none)",
+            lambda *index: (
+                f"{words(*index)}: expert {routes[index]}, expected -1 to {experts - 1} ({experts} experts, -1 is none)"
+            ),
         )
         refuse(
             repeated(routes),

@@ -41,8 +41,10 @@ def _finite(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         raise InputError(f"array {name!r}: {array.dtype} of shape {array.shape}, expected floats of shape {shape}")
     refuse(
         ~np.isfinite(array),
-        lambda row, layer, slot: f"array {name!r}, row {row}, routed layer {layer}, slot {slot}: "
-        f"{array[row, layer, slot]}, expected a finite number",
+        lambda row, layer, slot: (
+            f"array {name!r}, row {row}, routed layer {layer}, slot {slot}: "
+            f"{array[row, layer, slot]}, expected a finite number"
+        ),
     )
     return array
 

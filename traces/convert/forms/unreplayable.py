@@ -38,8 +38,10 @@ _KINDS: dict[str, tuple[Callable[[Source], bool], str]] = {
         f"a list of layers and experts as llama.cpp writes it, without tokens: steps cannot be told apart: {_LLAMA}",
     ),
     "imatrix": (
-        lambda source: re.match(rb".{4}.{4}blk\.\d+\.", source.head, re.DOTALL) is not None
-        or (source.nature == "gguf" and b"imatrix" in source.head),
+        lambda source: (
+            re.match(rb".{4}.{4}blk\.\d+\.", source.head, re.DOTALL) is not None
+            or (source.nature == "gguf" and b"imatrix" in source.head)
+        ),
         _IMATRIX,
     ),
     "gguf": (
