@@ -83,8 +83,8 @@ def _broken_histories(trace: Trace) -> list[str]:
     ]
     if repeated:
         found.append(
-            f"{len(repeated)} sequences begin with all rows of the one before: turns of a conversation that count twice? "
-            "(give 'conversation' when converting)"
+            f"{len(repeated)} sequences begin with all rows of the one before: turns that count twice? (give "
+            "'conversation' when converting)"
         )
     begin = offsets[:-1]
     holes = int(((trace.position[begin] > 0) & (trace.phase[begin] == PREFILL)).sum())
