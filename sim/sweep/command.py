@@ -78,6 +78,8 @@ def sweep(
         if log.torn:
             say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
         found = run_sweep(spec, log, runner, sensitivity=sensitivity)
+        if spec.title:
+            show(Text(spec.title, style="bold"), json)
         show(answer_view(found.answer, names, str(spec.limits)), json)
         if draw:
             show(drawing(records(log, found.every), names), json)

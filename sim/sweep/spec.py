@@ -95,10 +95,13 @@ class Spec(BaseModel):
             columns = [[fitted(name, one) for one in each] for name, each in values.items()]
             if columns:
                 axes.append(Axis(tuple(values), tuple(zip(*columns, strict=True))))
-        _check_once([*base, *(name for axis in axes for name in axis.names)])
+        names = [*base, *(name for axis in axes for name in axis.names)]
+        _check_once(names)
         open_ended = [axis.names[0] for axis in axes if isinstance(axis.values, Span)]
         if open_ended and self.method == "grid":
             raise InputError(f"vary: {open_ended[0]} has no step; expected one, or method random or search")
+        if not {"trace", "mix"}.intersection(names):
+            raise InputError("the sweep sets neither trace nor mix; expected one of the two")
         return Space(base, tuple(axes))
 
 

@@ -127,6 +127,7 @@ def test_what_is_typed_takes_the_place_of_what_the_file_says() -> None:
         ({"vary": {"batch": [1]}, "run": {"batch": 1}}, "batch: is set twice"),
         ({"together": [{"batch": [1, 2], "seed": [1]}]}, "together 1: values vary together and differ in number"),
         ({"method": "random"}, "designs with method random"),
+        ({"vary": {"policy": ["lru"]}}, "sets neither trace nor mix"),
         ({"axes": {}}, "axes: expected no such field"),
     ],
 )
