@@ -93,7 +93,8 @@ def _recognised(paths: Sequence[str | Path], kind: str | None) -> tuple[Form, li
     found: dict[str, list[Source]] = {}
     other = []
     for source in expanded(list(paths), lambda folder: form_of(folder) is not None):
-        form = form_of(source)
+        with named(source.name):
+            form = form_of(source)
         if form is not None:
             found.setdefault(form.name, []).append(source)
         else:

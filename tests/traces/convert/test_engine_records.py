@@ -153,6 +153,10 @@ def test_records_of_several_forms_and_files_of_none(tmp_path: Path) -> None:
     (tmp_path / "all" / "readme.txt").write_text("answers of monday")
     trace = convert_files([tmp_path / "all"], tmp_path / "o.npz", given=given(tmp_path))
     assert "files of no known form were passed over: readme.txt" in notes(trace)
+    (tmp_path / "all" / "b.json").write_text('{"choices": [')
+    with pytest.raises(InputError, match=r"all.b\.json: value 0: not JSON .*: was the file cut off"):
+        convert_files([tmp_path / "all"], tmp_path / "o.npz", given=given(tmp_path))
+    (tmp_path / "all" / "b.json").unlink()
     np.savez(tmp_path / "all" / "b.npz", routed_experts=TRUTH[0])
     with pytest.raises(InputError, match=r"several forms: a.json \(answers\), b.npz \(serving\), expected one form"):
         convert_files([tmp_path / "all"], tmp_path / "o.npz", given=given(tmp_path))
