@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
+from sim.bounds import Bounds
+from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.report.metrics import Report
 from sim.report.shares import shares
 from sim.run.cache_size import parse_capacity
@@ -79,19 +81,25 @@ def _report(design: Design, here: Scene) -> tuple[Report, dict[str, list[int]] |
 
 def scene_at(design: Design) -> Scene:
     """The scene of a design. Raises as `sim.run.scene.scene_of` does."""
-    options = design.options
+    options, hardware, software = design.options, design.changes("hardware"), design.changes("software")
     content = (*inputs(options), file_state(options.hardware), file_state(options.software))
-    return _scene(options, design.learns, design.changes("hardware"), design.changes("software"), content)
-
-
-@lru_cache(maxsize=64)
-def _scene(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes, content: object) -> Scene:
-    """A scene of its own size, with its bounds; all else is shared with scenes of other sizes."""
     alike = replace(options, cache="100%", seed=min(options.seed, 0), **_of_the_run)
-    place = _place(alike, learns, hardware, software, content)
+    place = _place(alike, design.learns, hardware, software, content)
     budget = parse_capacity(options.cache, place.model.expert_bytes, place.model.experts)
-    return replace(place, budget=budget, seed=options.seed)
+    here = replace(place, budget=budget, seed=options.seed)
+    key = (replace(alike, software=DEFAULT_SOFTWARE), hardware, content, budget)
+    if key in _bounds:
+        vars(here)["bound"] = _bounds[key]  # where a cached property keeps it
+    else:
+        if len(_bounds) == _MOST_BOUNDS:
+            _bounds.clear()
+        _bounds[key] = here.bound
+    return here
 
+
+_bounds: dict[object, Bounds] = {}
+"""Bounds of scenes: policies and what predictions cost are not in them."""
+_MOST_BOUNDS = 10_000
 
 _of_the_run = {name: getattr(ReplayOptions(), name) for name in ("mix", "discipline", "chunks", "engine", "cold")}
 """Options of a run rather than of its scene, as they are by default."""
@@ -106,5 +114,6 @@ def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Ch
 
 def forget() -> None:
     """Forget what designs share, as a new process has it."""
-    for kept in (_load, _scene, _place):
-        kept.cache_clear()
+    _load.cache_clear()
+    _place.cache_clear()
+    _bounds.clear()

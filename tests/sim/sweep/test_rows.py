@@ -77,12 +77,13 @@ def test_a_row_is_what_replay_reports(trace: Path, machine: Path, said: Any, pol
 
 
 def test_options_of_the_run_count_too(trace: Path, machine: Path, said: Any) -> None:
-    fields = {"trace": str(trace), "hardware": str(machine), "policy": "previous-token", "cache": "6"}
-    typed = ("replay", trace, "--hardware", machine, "--policy", "previous-token", "--cache", "6")
+    fields = {"trace": str(trace), "hardware": str(machine), "policy": "previous-token"}
+    typed = ("replay", trace, "--hardware", machine, "--policy", "previous-token")
     seen = set()
     for more, chosen in (
         ({}, ()),
         ({"discipline": "fifo", "chunks": 3}, ("--discipline", "fifo", "--chunks", 3)),
+        ({"cache": "50%"}, ("--cache", "50%")),
         ({"batch": 2, "split": "all"}, ("--batch", 2, "--split", "all")),
         ({"cold": True, "split": "all"}, ("--cold", "--split", "all")),
         ({"split": "profile", "engine": "simpy"}, ("--split", "profile", "--engine", "simpy")),
@@ -90,7 +91,7 @@ def test_options_of_the_run_count_too(trace: Path, machine: Path, said: Any) -> 
         one = design(**fields, **more)
         agrees(row(one), reported(said, *typed, *chosen))
         seen.add(identity(one))
-    assert len(seen) == 5
+    assert len(seen) == 6
 
 
 def test_a_mix_and_parameters_of_the_policy(trace: Path, machine: Path, tmp_path: Path, said: Any) -> None:
@@ -107,6 +108,7 @@ def test_a_figure_that_is_set_or_multiplied_is_that_of_a_profile_with_it(
     faster = tmp_path / "faster.toml"
     faster.write_text(PROFILE.format(gbps=2.5))
     plain = {"trace": str(trace), "hardware": str(machine)}
+    agrees(row(design(**plain)), reported(said, "replay", trace, "--hardware", machine))
     report = reported(said, "replay", trace, "--hardware", faster)
     for value in (2.5, "x2.5"):
         changed = row(design(**plain, hardware__link__gbps=value))
