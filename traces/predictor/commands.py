@@ -27,7 +27,7 @@ def train(
     output: Annotated[Path, Help("the predictor to write, .safetensors", "--output", "-o")],
     epochs: WholeNumber = 30,
     batch: Annotated[WholeNumber, Help("sequences a step")] = 64,
-    learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 2e-3,
+    learning_rate: Annotated[float, Help("the highest learning rate of the schedule")] = 2e-4,
     seed: WholeNumber = 0,
     device: _Device = "auto",
 ) -> None:

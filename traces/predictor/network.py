@@ -113,15 +113,14 @@ class PathBatch:
 def new_predictor(shape: PredictorShape, seed: int) -> PathPredictor:
     """A predictor with random weights, the same for the same seed.
 
-    Embeddings start small, and what each block adds to them smaller still: what a token says by itself is learnt first.
+    What each block adds to the embeddings starts small, so that what a token says by itself is heard.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         net = PathPredictor(shape)
-        net.stacks.shared.weight.normal_(std=0.3)
         for name, weight in net.named_parameters():
             if name.endswith(_ADDING):
-                weight.mul_(0.1)
+                weight.mul_(0.01)
     return net
 
 

@@ -27,6 +27,7 @@ from traces.predictor.network import (
     save_predictor,
 )
 from traces.predictor.sequences import PathSequence, load_with_prompts, path_sequences
+from traces.predictor.start import start_from_statistics
 from traces.trace import Trace
 
 # Batches are cut from so many sequences sorted by length, so that little of a batch is padding.
@@ -42,8 +43,8 @@ class PredictorOptions:
 
     epochs: int = 30
     batch: int = 64
-    learning_rate: float = 2e-3
-    warm_up: float = 0.05
+    learning_rate: float = 2e-4
+    warm_up: float = 0.1
     weight_decay: float = 1e-2
     held_out: float = 0.1
     seed: int = 0
@@ -133,8 +134,8 @@ def fit(
     held_out, learnt = [sequences[i] for i in order[:held]], [sequences[i] for i in order[held:]]
     if not learnt:
         raise InputError(f"{len(sequences)} profile sequences leave none to learn from; expected more")
+    start_from_statistics(net, learnt, options.seed)
     net.to(device).train()
-    _start_head(net, learnt)
     groups = [
         {"params": weights, "factor": factor, "weight_decay": options.weight_decay} for weights, factor in _groups(net)
     ]
@@ -186,10 +187,10 @@ def _step(net: PathPredictor, optimiser: Any, rate: float, sequences: Sequence[P
 
 
 def _groups(net: PathPredictor) -> list[tuple[list[torch.nn.Parameter], float]]:
-    """Weights, and by how much they learn faster than the rest: tokens are seldom seen, the head is thin."""
+    """Weights, and by how much they learn faster than the rest, whose steps would drown what tokens say."""
     embedding, head = list(net.stacks.shared.parameters()), list(net.head.parameters())
     special = {id(weight) for weight in (*embedding, *head)}
-    return [([one for one in net.parameters() if id(one) not in special], 1.0), (embedding, 15.0), (head, 5.0)]
+    return [([one for one in net.parameters() if id(one) not in special], 1.0), (embedding, 10.0), (head, 10.0)]
 
 
 def path_loss(logits: torch.Tensor, batch: PathBatch) -> torch.Tensor:
@@ -220,20 +221,6 @@ def _labels(logits: torch.Tensor, batch: PathBatch) -> tuple[torch.Tensor, torch
     ids = batch.routes.masked_fill(batch.routes < 0, experts)
     taken = torch.zeros(*logits.shape[:-1], experts + 1, device=logits.device).scatter_(-1, ids, 1.0)
     return taken[..., :experts], (batch.routes >= 0).any(dim=-1)
-
-
-def _start_head(net: PathPredictor, sequences: Sequence[PathSequence]) -> None:
-    """Let the head begin with how often each expert was taken."""
-    layers, experts = net.shape.layers, net.shape.experts
-    counts = np.full((layers, experts), 0.5)
-    rows = 1.0
-    for one in sequences:
-        row, layer, slot = np.nonzero(one.routes >= 0)
-        np.add.at(counts, (layer, one.routes[row, layer, slot]), 1)
-        rows += len(one.tokens)
-    share = np.clip(counts / rows, 1e-4, 1 - 1e-4)
-    with torch.no_grad():
-        net.head.bias.copy_(torch.from_numpy(np.log(share / (1 - share))).flatten())
 
 
 def _batches(lengths: Sequence[int], size: int, random: np.random.Generator) -> Iterator[list[int]]:

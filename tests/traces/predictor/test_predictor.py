@@ -26,12 +26,13 @@ from traces.predictor.network import (
 from traces.predictor.predict import most_kept, predicted
 from traces.predictor.rankings import rankings
 from traces.predictor.sequences import load_with_prompts, path_sequences
+from traces.predictor.start import start_from_statistics
 from traces.predictor.train import PredictorOptions, path_loss, train_predictor
 from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
 
 SMALL = {"width": 16, "inner": 32, "stack_layers": 1, "heads": 2, "head_width": 8}
-OPTIONS = PredictorOptions(epochs=8, batch=8, learning_rate=5e-3, seed=3)
+OPTIONS = PredictorOptions(epochs=6, batch=8, learning_rate=1e-3, seed=3)
 EXPERTS, LAYERS = 6, 2
 
 
@@ -106,6 +107,19 @@ def test_step_by_step_it_says_what_the_whole_pass_does():
         torch.testing.assert_close(steps, net(prompt, valid, tokens).sigmoid())
 
 
+def test_it_starts_from_what_the_profile_says_of_each_token_by_itself():
+    trace, _ = text_trace()
+    sequences = path_sequences(trace, trace, "profile")
+    net = new_predictor(PredictorShape(20, LAYERS, EXPERTS, **SMALL), 0).eval()
+    start_from_statistics(net, sequences, 0)
+    batch = path_batch(path_sequences(trace, trace, "eval"), 20, "cpu")
+    with torch.inference_mode():
+        ranked = net(batch.prompt, batch.prompt_valid, batch.tokens).topk(2, dim=-1).indices.flatten(0, 1).numpy()
+    found = recall(batch.routes.flatten(0, 1).numpy(), ranked, 2)
+    assert found[0] > 0.95  # which the token decides
+    assert found[1] < 0.8  # which the prompt does
+
+
 def test_the_loss_is_the_cross_entropy_of_the_routes_that_are_there():
     trace, _ = text_trace(12)
     sequences = path_sequences(trace, trace, "eval")[:2]
@@ -160,16 +174,17 @@ def test_predictions_are_of_the_evaluation_split_ranked_and_survive_a_round_trip
     assert (loaded.predicted_experts[said] >= 0).all() and (loaded.predicted_experts[~said] == -1).all()
     assert loaded.meta["predictor"]["sha256"] == stored.sha256
     assert "beginning of the row's step" in loaded.meta["predictor"]["known"]
-    for row in (np.flatnonzero(said)[3],):
-        one = path_sequences(loaded, loaded, "eval")[0]
-        with torch.inference_mode():
-            batch = path_batch([one], stored.net.shape.vocabulary, "cpu")
-            probs = stored.net(batch.prompt, batch.prompt_valid, batch.tokens).sigmoid()[0, row - one.start].numpy()
-        order = np.argsort(-probs, axis=1, kind="stable")[:, :4]
-        np.testing.assert_array_equal(loaded.predicted_experts[row], order)
-        np.testing.assert_array_equal(
-            loaded.predicted_probs[row], np.round(255 * np.take_along_axis(probs, order, axis=1))
-        )
+    one = path_sequences(loaded, loaded, "eval")[0]
+    with torch.inference_mode():
+        batch = path_batch([one], stored.net.shape.vocabulary, "cpu")
+        probs = stored.net(batch.prompt, batch.prompt_valid, batch.tokens).sigmoid()[0].numpy()
+    rows = slice(one.start, one.start + len(one.tokens))
+    ids, told = loaded.predicted_experts[rows].astype(int), loaded.predicted_probs[rows].astype(int)
+    # A sequence alone adds in another order than in a batch: the last bit may differ.
+    assert np.abs(told - 255 * np.take_along_axis(probs, ids, axis=2)).max() <= 0.51
+    left_out = probs.copy()
+    np.put_along_axis(left_out, ids, 0, axis=2)
+    assert (255 * left_out.max(axis=2) <= told[:, :, -1] + 0.51).all()
 
 
 def test_parts_and_mixtures_keep_predictions_of_one_predictor(trained):

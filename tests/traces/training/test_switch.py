@@ -14,6 +14,7 @@ import torch
 from ground.errors import InputError
 from tests.support.tiny_families import switch
 from tests.support.tiny_moe import WORDS, llama, tokenizer, write_corpus
+from traces.__main__ import main
 from traces.capture.capture import Amount, capture
 from traces.capture.checkpoint import load
 from traces.capture.corpora import DomainText, TextRow
@@ -170,3 +171,9 @@ def test_a_trained_switch_is_captured_as_two_traces_that_the_simulator_reads(tmp
         assert trace.meta["model"]["part"] == part
         assert resolve_model(trace.meta["model"], trace.layers).routed_layers == 6
         assert "routes alone" in trace.meta["text"]["licence"]
+
+
+def test_a_domain_that_is_not_there_is_refused(tmp_path, capsys):
+    arguments = ["--corpora", str(tmp_path), "-o", str(tmp_path / "out"), "--topology", "switch-base-64"]
+    assert main(["train", str(tmp_path), *arguments, "--domain", "poems"]) == 2
+    assert "domain 'poems' is unknown" in capsys.readouterr().err
