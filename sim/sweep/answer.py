@@ -16,6 +16,7 @@ from sim.report.tables import number, percent
 SHOWN = 10
 GOALS = {"tokens_per_s": True, "gpu_needed_bytes": False, "ttft_mean_ms": False, "tpot_p99_ms": False}
 """What a front is over: columns, and whether more is better."""
+_WORDS = dict(zip(GOALS, ("speed", "GPU memory", "TTFT", "TPOT p99"), strict=True))
 
 Record = Mapping[str, Any]
 
@@ -27,15 +28,17 @@ class Answer:
     """What stands out among the rows, gathered in one pass.
 
     Attributes:
+        goals: what the front is over.
         counts: rows by status.
         reasons: why rows are not ok, and how many.
         within: how many rows are ok, no reference and within the limits.
         references: how many are references.
         fastest: the fastest of these, at most `SHOWN`, the fastest first.
-        front: those of them that no other beats in one of `GOALS` without being beaten in another.
+        front: those of them that no other beats in one goal without being beaten in another.
         fastest_reference: the fastest reference, whatever its limits.
     """
 
+    goals: Sequence[str] = tuple(GOALS)
     counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "refused": 0, "failed": 0})
     reasons: dict[str, int] = field(default_factory=dict)
     within: int = 0
@@ -58,9 +61,12 @@ class Answer:
         }  # fmt: skip
 
 
-def answer(records: Iterable[Record], limits: Mapping[str, float]) -> Answer:
-    """Go through the rows of a table. ``limits``: the most that a column may be, by its name."""
-    found = Answer()
+def answer(records: Iterable[Record], limits: Mapping[str, float], goals: Sequence[str] = tuple(GOALS)) -> Answer:
+    """Go through the rows of a table.
+
+    ``limits``: the most that a column may be, by its name; ``goals``: what the front is over.
+    """
+    found = Answer(goals=goals)
     best: list[tuple[float, int, Record]] = []
     turn = count(0, -1)  # of equally fast designs the first one stays
     for record in records:
@@ -80,7 +86,7 @@ def answer(records: Iterable[Record], limits: Mapping[str, float]) -> Answer:
                 heappush(best, entry)
             elif entry[:2] > best[0][:2]:
                 heapreplace(best, entry)
-            found.front = _with(found.front, record)
+            found.front = _with(found.front, record, goals)
     found.fastest = [record for *_, record in sorted(best, key=lambda entry: entry[:2], reverse=True)]
     return found
 
@@ -93,36 +99,26 @@ def _within(record: Record, limits: Mapping[str, float]) -> bool:
     return all(record[name] is not None and record[name] <= most for name, most in limits.items())
 
 
-def _with(front: list[Record], record: Record) -> list[Record]:
+def _with(front: list[Record], record: Record, goals: Sequence[str]) -> list[Record]:
     """The front with one more row: nothing if some row of it is as good in all, else without those that are worse."""
-    mine = _worth(record)
-    if any(all(a >= b for a, b in zip(_worth(other), mine, strict=True)) for other in front):
+    mine = _worth(record, goals)
+    if any(all(a >= b for a, b in zip(_worth(other, goals), mine, strict=True)) for other in front):
         return front
-    stay = [other for other in front if any(a > b for a, b in zip(_worth(other), mine, strict=True))]
+    stay = [other for other in front if any(a > b for a, b in zip(_worth(other, goals), mine, strict=True))]
     return [*stay, record]
 
 
-def _worth(record: Record) -> tuple[float, ...]:
+def _worth(record: Record, goals: Sequence[str]) -> tuple[float, ...]:
     """What a row is worth by each goal: more is better."""
     return tuple(
-        float("-inf") if record[name] is None else float(record[name]) * (1 if more else -1)
-        for name, more in GOALS.items()
+        float("-inf") if record[name] is None else float(record[name]) * (1 if GOALS[name] else -1) for name in goals
     )
 
 
 def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableType:
     """The answer for a person: ``names`` are the fields that vary, ``limits`` what designs keep to, in words."""
-    rows = [
-        [
-            *(printable(_short(record.get(name))) for name in names),
-            number(record["tokens_per_s"], 3), _interval(record), number(record["bound_tokens_per_s"], 3),
-            percent(record["efficiency_ratio"]), number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
-            number(record["gpu_needed_bytes"] / 2**30, 1),
-        ]
-        for record in found.fastest
-    ]  # fmt: skip
     title = f"the fastest designs{f' with {limits}' if limits else ''}"
-    fastest = Parts(title, [*map(printable, names), *_HEADINGS], rows)
+    fastest = _table(title, found.fastest, names)
     parts: list[RenderableType] = [Text(_summary(found), style="bold")]
     parts += [fastest] if found.fastest else [Text("no design is within the limits")]
     if beyond := found.counts["ok"] - found.within - found.references:
@@ -133,12 +129,28 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
         parts.append(Text(f"fastest reference, no system of equal means: {speed} tokens/s ({own})", style="dim"))
     if found.front:
         how_many = "1 design is" if len(found.front) == 1 else f"{len(found.front)} designs are"
-        parts.append(Text(f"{how_many} beaten by none in speed, GPU memory, TTFT and TPOT p99 at once"))
+        goals = f"{how_many} beaten by none in {' and '.join(_WORDS[goal] for goal in found.goals)} at once"
+        shown = sorted(found.front, key=lambda record: -_speed(record))[: 2 * SHOWN]
+        parts.append(Text(goals) if found.goals == tuple(GOALS) else _table(goals, shown, names))
     most = sorted(found.reasons.items(), key=lambda entry: -entry[1])
     parts += [Text(f"{number:,} not run: {reason}", style="yellow") for reason, number in most[:5]]
     if len(most) > 5:
         parts.append(Text(f"and {len(most) - 5:,} other reasons, in the table", style="yellow"))
     return Group(*parts)
+
+
+def _table(title: str, records: Sequence[Record], names: Sequence[str]) -> Parts:
+    """Some designs, one a row."""
+    rows = [
+        [
+            *(printable(_short(record.get(name))) for name in names),
+            number(record["tokens_per_s"], 3), _interval(record), number(record["bound_tokens_per_s"], 3),
+            percent(record["efficiency_ratio"]), number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
+            number(record["gpu_needed_bytes"] / 2**30, 1),
+        ]
+        for record in records
+    ]  # fmt: skip
+    return Parts(title, [*map(printable, names), *_HEADINGS], rows)
 
 
 def _interval(record: Record) -> str:

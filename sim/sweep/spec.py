@@ -77,7 +77,7 @@ class Spec(BaseModel):
     goals: list[Literal["tokens_per_s", "gpu_needed_bytes", "ttft_mean_ms", "tpot_p99_ms"]] = Field(
         default=["tokens_per_s"], min_length=1
     )
-    """What a search is for. With several: the designs that no other beats in all of them."""
+    """What a search is for. With several, the designs that no other beats in all of them are shown."""
 
     @model_validator(mode="after")
     def _counted(self) -> "Spec":

@@ -53,7 +53,8 @@ def sweep(spec: Spec, log: Log, runner: Runner, *, sensitivity: bool = False) ->
     with Watch("sweep") as watch:
         every = _run(spec, log, runner, _telling(watch))
     write_table(log, every)
-    found = answer(records(log, every), spec.limits.columns)
+    several = {} if len(spec.goals) == 1 else {"goals": tuple(spec.goals)}
+    found = answer(records(log, every), spec.limits.columns, **several)
     return Swept(every, found, _effects(log, every, runner) if sensitivity else None)
 
 

@@ -14,6 +14,7 @@ from sim.sweep.search import search
 from sim.sweep.spec import spec_of
 from sim.sweep.table import records
 from sim.sweep.tasks import Batch
+from sim.sweep.whole import sweep
 from sim.sweep.workers import run_here
 from tests.sim.sweep.test_log import Killed
 
@@ -83,3 +84,14 @@ def test_a_front_is_what_no_other_design_beats_in_all(trace: Path, tmp_path: Pat
     }
     assert front <= worth.keys() - beaten
     assert {worth[one] for one in front} == {worth[one] for one in worth.keys() - beaten}
+
+
+def test_goals_of_a_sweep_file_say_what_the_front_is_over(trace: Path, tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        two = sweep(spec(trace, goals=["tokens_per_s", "gpu_needed_bytes"], limits={"fits": False}), log, run_here)
+        usual = sweep(spec(trace, limits={"fits": False}), log, run_here)
+    rows = two.answer.front
+    assert len(rows) <= len(usual.answer.front)
+    by_size = sorted(rows, key=lambda one: one["gpu_needed_bytes"])
+    speeds = [one["tokens_per_s"] for one in by_size]
+    assert speeds == sorted(speeds) and len({one["gpu_needed_bytes"] for one in rows}) == len(rows), "a staircase"
