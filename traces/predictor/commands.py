@@ -46,7 +46,7 @@ def train(
     record = train_predictor(traces, output, options, device)
     done = record["training"]
     print(
-        f"{output}: {record['parameters']:,} weights, {done['steps']} steps in {done['seconds']:.0f} s, "
+        f"{output}: {record['parameters']:,} weights, {done['steps']} steps in {record['seconds']:.0f} s, "
         f"epoch {done['kept_epoch']} kept, loss {done['loss'][0]:.4f} to {done['loss'][-1]:.4f}"
     )
 

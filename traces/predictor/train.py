@@ -62,7 +62,7 @@ def train_predictor(
     paths: Sequence[str | Path], output: str | Path, options: PredictorOptions | None = None, device: str = "auto",
     **sizes: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train on the profile splits of ``paths``, write the predictor and return its record.
+    """Train on the profile splits of ``paths``, write the predictor and return its record, with the ``seconds`` taken.
 
     ``sizes`` are fields of `PredictorShape` that differ from its defaults. Raises InputError for traces of different
     models, without token ids or without a profile split.
@@ -76,7 +76,9 @@ def train_predictor(
     largest = max(int(max(one.prompt.max(), one.tokens.max())) for one in sequences)
     shape = PredictorShape(max(LEAST_VOCABULARY, largest + 2), head.n_layers, head.n_experts, **sizes)
     net = new_predictor(shape, options.seed)
+    started = time.monotonic()
     trained = fit(net, sequences, options, device_named(device))
+    seconds = round(time.monotonic() - started, 1)
     record = {
         "model": {"name": head.meta["model"]["name"], "part": head.meta["model"].get("part", "")},
         "checkpoint_sha256": checkpoint_of(head),
@@ -88,7 +90,7 @@ def train_predictor(
         "software": {"torch": torch.__version__},
     }
     save_predictor(net, record, output)
-    return {"shape": asdict(shape), **record}
+    return {"shape": asdict(shape), **record, "seconds": seconds}
 
 
 def checkpoint_of(trace: Trace) -> str | None:
@@ -144,7 +146,6 @@ def fit(
     steps = options.epochs * math.ceil(len(learnt) / options.batch)
     best, kept, curve, step = math.inf, 0, [], 0
     best_weights: dict[str, torch.Tensor] = {}
-    started = time.monotonic()
     with Watch("path predictor") as watch:
         for epoch in range(options.epochs):
             losses = []
@@ -164,7 +165,6 @@ def fit(
         net.load_state_dict(best_weights)
     net.eval()
     return {
-        "seconds": round(time.monotonic() - started, 1),
         "steps": step,
         "kept_epoch": kept + 1,
         "loss": [round(loss, 6) for loss, _ in curve],
