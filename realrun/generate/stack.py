@@ -28,7 +28,7 @@ from traces.schema import DECODE, PREFILL
 if TYPE_CHECKING:
     import torch
 
-_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k")
+_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts", "top_k")
 
 
 class OffloadedStack(Listener):
