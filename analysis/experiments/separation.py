@@ -17,7 +17,7 @@ from analysis.experiment import Data, Experiment, Part
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import Sheet, interval, notes, number
-from analysis.workloads import ModelTraces, Source, by_model, loaded
+from analysis.workloads import Source, by_model, loaded
 from sim.policies.named import NamedPolicy
 from traces.schema import PREFILL
 from traces.statistics.figures import parting
