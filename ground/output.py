@@ -22,19 +22,26 @@ LEAST_WIDTH = 20
 
 
 @contextmanager
-def written(target: str | None) -> Iterator[Callable[[object], None]]:
-    """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done."""
+def written(target: str | None, *, indent: int = 1, ensure_ascii: bool = True) -> Iterator[Callable[[object], None]]:
+    """Yield what writes JSON to ``target``; a file that cannot be written is refused before any work is done.
+
+    ``indent`` and ``ensure_ascii`` are those of `json.dumps`.
+    """
+
+    def text(data: object) -> str:
+        return json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=ensure_ascii) + "\n"
+
     if target is None:
         yield lambda data: None
     elif target == "-":
-        yield lambda data: print(json.dumps(data, indent=1, allow_nan=False))
+        yield lambda data: print(text(data), end="")
     else:
         with atomic_path(target) as part:
-            yield lambda data: _write(part, data)
+            yield lambda data: _write(part, text(data))
 
 
-def _write(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 class _Inert(Console):

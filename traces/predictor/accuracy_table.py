@@ -1,7 +1,5 @@
 """Tables of how often path predictors and plain guesses are right."""
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ground.errors import InputError
-from ground.files import atomic_path
+from ground.output import written
 from ground.text import as_is
 from traces.predictor.accuracy import Accuracy, accuracy, batch_steps, judged_rows, same_domain
 from traces.predictor.rankings import rankings
@@ -66,13 +64,10 @@ def show(paths: Sequence[str | Path], profiles: Sequence[str | Path], batch: int
     learnt = Trace.concat([Trace.load(path) for path in profiles]) if profiles else None
     traces = [Trace.load(path) for path in paths]
     found = [(trace, judge(trace, learnt or trace, batch)) for trace in traces]
-    text = json.dumps([_facts(trace, judged, batch) for trace, judged in found], indent=1, allow_nan=False) + "\n"
+    with written(json_to) as write:
+        write([_facts(trace, judged, batch) for trace, judged in found])
     if json_to == "-":
-        sys.stdout.write(text)
         return
-    if json_to is not None:
-        with atomic_path(json_to) as part:
-            part.write_text(text, encoding="utf-8")
     console = Console(highlight=False)
     for trace, judged in found:
         console.print(as_is(_title(trace)), style="underline", soft_wrap=True)

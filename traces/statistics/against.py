@@ -1,7 +1,5 @@
 """The comparison of traces with what is published, as tables for a person and for a document."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from ground.files import atomic_path
+from ground.output import written
 from ground.tables import Parts
 from ground.text import as_is
 from traces.statistics.marked_document import between_marks, markdown
@@ -39,13 +38,9 @@ def show(
     before anything is written.
     """
     result = held_against([Trace.load(path) for path in paths], model)
-    text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     renewed = None if document is None else replaced(Path(document).read_text("utf-8"), result)
-    if json_to == "-":
-        sys.stdout.write(text)
-    elif json_to is not None:
-        with atomic_path(json_to) as part:
-            part.write_text(text, encoding="utf-8")
+    with written(json_to, ensure_ascii=False) as write:
+        write(result)
     if document is not None and renewed is not None:
         with atomic_path(document) as part:
             part.write_text(renewed, encoding="utf-8")

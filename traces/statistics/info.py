@@ -1,7 +1,5 @@
 """What a trace holds and how its routing behaves, at a glance."""
 
-import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ground.files import atomic_path
+from ground.output import written
 from ground.text import as_is
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
@@ -89,13 +87,10 @@ def show(paths: Sequence[str | Path], *, json_to: str | None = None) -> None:
     traces = [Trace.load(path) for path in paths]
     together = separation(traces)
     facts = [describe(trace) | {"routing": together} for trace in traces]
-    text = json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    with written(json_to, indent=2, ensure_ascii=False) as write:
+        write(facts)
     if json_to == "-":
-        sys.stdout.write(text)
         return
-    if json_to is not None:
-        with atomic_path(json_to) as part:
-            part.write_text(text, encoding="utf-8")
     console = Console(highlight=False)
     for fact in facts:
         console.print(as_is(fact["file"]), style="underline", soft_wrap=True)
