@@ -37,7 +37,7 @@ _USUAL = ExperimentOptions()
 
 def _measured(what: Experiment, options: ExperimentOptions, data: Path | None, json: str | None) -> Data:
     """The data of an experiment, measured now or read from a file, and written as JSON. Raises InputError."""
-    found = what.measure(options) if data is None else read(data, what)
+    found = what.measured(options) if data is None else read(data, what)
     write_data(json, what, found)
     return found
 
@@ -101,7 +101,7 @@ def figure(
 
 @app.command
 def report(
-    name: Annotated[str, Help("the paper: domoe")],
+    name: Annotated[str, Help("the paper: domoe or expertflow")],
     /,
     *,
     output: Annotated[Path, Help("the folder of pages, figures and data", "--output", "-o")],
@@ -117,14 +117,15 @@ def report(
 ) -> None:
     r"""Run every experiment of a paper and write a page for each, with its tables, its figure and the data beside it.
 
-    One more page, domoe.md, lists them; what else a person has written on it stays. A part whose traces are not given
-    keeps its data. For example:
+    One more page, domoe.md or expertflow.md, lists them; what else a person has written on it stays. A part whose
+    traces are not given keeps its data. For example:
 
     ```
     python -m analysis report domoe -o docs/results --other-seed seed1/*.npz \
         --large full/*.npz --routes routes
     python -m analysis report domoe -o docs/results --only domoe-ablation
     python -m analysis report domoe -o docs/results --show
+    python -m analysis report expertflow -o docs/results
     ```
     """
     own = [*(other_seed or []), *(large or []), *(routes or []), *(trainings or [])]

@@ -11,6 +11,7 @@ from typing import Any
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure
 from analysis.pages.sheets import Sheet
+from analysis.paper import DOMOE, Paper
 from ground.errors import InputError
 
 Data = dict[str, Any]
@@ -83,6 +84,12 @@ class Experiment:
     """Draws the data on an empty figure, and says how large that is; a legend of all labels is put below."""
     parts: Sequence[Part] = (Part(),)
     """Its runs in a report."""
+    paper: Paper = DOMOE
+    """In whose report it stands."""
+
+    def measured(self, options: ExperimentOptions) -> Data:
+        """What it measures with these options, by default on its paper's traces and machine. Raises InputError."""
+        return self.measure(options.of(self.paper))
 
     @property
     def parts_by_key(self) -> dict[str, Part]:

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from cyclopts import Parameter
 
+from analysis.paper import Paper
 from analysis.workloads import ModelTraces, Source, by_model
 from ground.command_line import Help
 from ground.errors import InputError
@@ -29,9 +30,11 @@ class ExperimentOptions:
 
     traces: Annotated[
         Sequence[Path] | None,
-        Help("traces, or folders of them, to run on and to learn from; default: the bundled ones"),
+        Help("traces, or folders of them, to run on and to learn from; default: bundled ones of the paper's models"),
     ] = None
-    hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    hardware: Annotated[str | None, Help("the machine: a built-in name or a profile, .toml; default: the paper's")] = (
+        None
+    )
     cache: CacheSize = DEFAULT_CACHE
     software: Annotated[
         tuple[str, ...],
@@ -59,7 +62,16 @@ class ExperimentOptions:
 
     def keep_apart(self, outputs: dict[str, Path | str | None], more: Sequence[Any] = (), **folders: Any) -> None:
         """Refuse outputs that are one of the files read here, or of ``more``. Raises InputError."""
-        keep_apart([*(self.traces or bundled_traces()), self.hardware, *self.software, *more], outputs, **folders)
+        keep_apart([*(self.traces or bundled_traces()), self.machine, *self.software, *more], outputs, **folders)
+
+    def of(self, paper: Paper) -> Self:
+        """The same, with the paper's traces and machine where none are named."""
+        return replace(self, traces=self.traces or paper.traces, hardware=self.hardware or paper.hardware)
+
+    @property
+    def machine(self) -> str:
+        """The machine's name or file."""
+        return self.hardware or DEFAULT_HARDWARE
 
     @cached_property
     def models(self) -> list[ModelTraces]:
@@ -79,7 +91,7 @@ class ExperimentOptions:
             software = str(resources.files("analysis") / f"{IMPLIED}.toml")
         traces = tuple(source.path for source in sources)
         return SceneOptions(
-            traces, hardware=self.hardware, software=software, cache=cache or self.cache, profile=model.profile,
+            traces, hardware=self.machine, software=software, cache=cache or self.cache, profile=model.profile,
             seed=self.seed,
         )  # fmt: skip
 
@@ -88,7 +100,7 @@ class ExperimentOptions:
         return {
             "code": code_version(),
             "clock": "simulated",
-            "hardware": Path(self.hardware).stem,
+            "hardware": Path(self.machine).stem,
             "cache": self.cache,
             "seed": self.seed,
             "traces": [source.to_json() for model in models or self.models for source in model.sources],

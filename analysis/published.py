@@ -1,4 +1,4 @@
-"""What papers report, as data with its sources (published.toml): never mixed with what a replay gives."""
+"""What papers report, as data with its sources (papers/NAME.toml): never mixed with what a replay gives."""
 
 import tomllib
 from functools import cache
@@ -24,10 +24,17 @@ class _Record(BaseModel):
 
 
 class Claim(_Record):
-    """A published ratio, of DoMoE over a rival (``over``) or of one of its configurations over another (``step``)."""
+    """A published ratio, of the paper's system over a rival (``over``) or of one of its configurations over another.
+
+    ``step`` names the two configurations. The rest says where, as far as the paper does: the data set, the slots a
+    layer and the sequences that decode together.
+    """
 
     metric: Metric
     model: str
+    data: str | None = None
+    slots: int | None = Field(default=None, gt=0)
+    batch: int | None = Field(default=None, gt=0)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
     over: str | None = None
@@ -64,12 +71,16 @@ class Claim(_Record):
 
 
 class Point(_Record):
-    """A published absolute number: throughput, hit ratio or both ``at`` a configuration or a table size."""
+    """A published absolute number ``at`` a configuration, a table size, or the slots and the batch that it names."""
 
     model: str
     at: str
     tokens_per_s: float | None = Field(default=None, gt=0)
     hit_ratio: float | None = Field(default=None, ge=0, le=1)
+    gb: float | None = Field(default=None, gt=0)
+    """GPU memory in use."""
+    slots: int | None = Field(default=None, gt=0)
+    batch: int | None = Field(default=None, gt=0)
     worked_out: bool = False
     """True where the paper gives a factor and not the number itself."""
 
@@ -113,7 +124,17 @@ class Published(BaseModel):
 
 
 @cache
+def published(paper: str) -> Published:
+    """The numbers of a paper, by its name."""
+    text = (resources.files("analysis") / "papers" / f"{paper}.toml").read_text("utf-8")
+    return Published.model_validate(tomllib.loads(text))
+
+
 def domoe() -> Published:
     """The DoMoE paper's numbers."""
-    text = (resources.files("analysis") / "published.toml").read_text("utf-8")
-    return Published.model_validate(tomllib.loads(text))
+    return published("domoe")
+
+
+def expertflow() -> Published:
+    """The ExpertFlow paper's numbers."""
+    return published("expertflow")

@@ -46,7 +46,7 @@ def limits(point: Point, model: ModelSpec, machine: Hardware) -> Data:
 
 def measure(options: ExperimentOptions) -> Data:
     """Limits of all published points, and the bounds at this cache of each model that there are traces of."""
-    machine = Hardware.load(options.hardware)
+    machine = Hardware.load(options.machine)
     gpu_gib = machine.gpu_bytes / 2**30
     published = [point for figure in FIGURES for point in domoe().points(figure)]
     bounds = []

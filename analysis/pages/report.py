@@ -6,6 +6,7 @@ outside its marks is a person's and stays.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.experiment import Data, Experiment, Part, ReportInputs
@@ -13,24 +14,30 @@ from analysis.experiments import EXPERIMENTS
 from analysis.options import ExperimentOptions
 from analysis.pages.figures import draw
 from analysis.pages.text import of_the_bundled, read, read_from, simulated_on, tables, text, traces_of, write_text
+from analysis.paper import PAPERS
 from ground.errors import InputError
 from ground.plots import import_matplotlib
 
-REPORTS = ("domoe",)
 LIST, END = "<!-- pages -->", "<!-- end of pages -->"
 """Marks around the list of pages."""
 
 
-_PARTS = [(key, one, part) for one in EXPERIMENTS.values() for key, part in one.parts_by_key.items()]
-"""All runs that a report holds: the name of the data of each, its experiment, and what it is run with."""
+def experiments_of(name: str) -> list[Experiment]:
+    """The experiments of the report ``name``, in their order. Raises InputError for an unknown name."""
+    if name not in PAPERS:
+        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(PAPERS)}")
+    return [one for one in EXPERIMENTS.values() if one.paper.name == name]
+
+
+def _parts(name: str) -> list[tuple[str, Experiment, Part]]:
+    """All runs that a report holds: the name of the data of each, its experiment, and what it is run with."""
+    return [(key, one, part) for one in experiments_of(name) for key, part in one.parts_by_key.items()]
 
 
 def files_of(name: str) -> list[str]:
     """Names of the files that the report ``name`` may write into its folder. Raises InputError for an unknown name."""
-    if name not in REPORTS:
-        raise InputError(f"report {name!r} is unknown; expected one of {', '.join(REPORTS)}")
-    made = [f"{key}{end}" for key, _, _ in _PARTS for end in (".json", ".png")]
-    return [f"{name}.md", *(f"{one}.md" for one in EXPERIMENTS), *made]
+    made = [f"{key}{end}" for key, _, _ in _parts(name) for end in (".json", ".png")]
+    return [f"{name}.md", *(f"{one.name}.md" for one in experiments_of(name)), *made]
 
 
 def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[str] | None = None) -> Path:
@@ -39,8 +46,8 @@ def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[s
     ``only`` measures some parts again and leaves the data of the others as it is. Returns the page that lists the
     others. Raises InputError for an unknown name or part, and if the page that is there lacks the marks of its list.
     """
-    files_of(name)
-    keys = [key for key, _, _ in _PARTS]
+    parts = _parts(name)
+    keys = [key for key, _, _ in parts]
     unknown = set(only or ()) - {*keys}
     if unknown:
         raise InputError(f"--only {unknown.pop()}: expected one of {', '.join(keys)}")
@@ -51,10 +58,10 @@ def report(name: str, folder: str | Path, inputs: ReportInputs, only: Sequence[s
     before = page.read_text("utf-8") if page.exists() else f"# {name}: published beside simulated\n\n{LIST}\n{END}\n"
     listed(before, "")  # a page without marks is refused before any work is done
     import_matplotlib()
-    wanted = {key: part.options(inputs) if only is None or key in only else None for key, _, part in _PARTS}
-    measured = {key: _data(key, experiment, target, wanted[key]) for key, experiment, _ in _PARTS}
+    wanted = {key: part.options(inputs) if only is None or key in only else None for key, _, part in parts}
+    measured = {key: _data(key, experiment, target, wanted[key]) for key, experiment, _ in parts}
     found = {key: data for key, data in measured.items() if data is not None}
-    lines = [_written(name, experiment, target, found) for experiment in EXPERIMENTS.values()]
+    lines = [_written(name, experiment, target, found) for experiment in experiments_of(name)]
     write_text(page, listed(before, "".join(lines)))
     return page
 
@@ -65,7 +72,7 @@ def _data(key: str, experiment: Experiment, folder: Path, options: ExperimentOpt
     if options is not None:
         print(f"{key} ...", file=sys.stderr, flush=True)
         try:
-            data = experiment.measure(options)
+            data = experiment.measured(options)
         except InputError as error:
             raise InputError(f"{key}: {error}; --only leaves it out, --show takes the data that is there") from None
         write_text(path, text(experiment, data))
@@ -105,10 +112,12 @@ def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Pat
     picture = f"![{experiment.title}]({key}.png)\n\n" if experiment.draw is not None else ""
     sheets = experiment.sheets(data)
     more = f"python -m analysis table {experiment.name} --data {(folder / key).as_posix()}.json\n"
-    commands = f"{_command(key, part, data, folder)}\n{more if any(sheet.detail for sheet in sheets) else ''}"
+    commands = (
+        f"{_command(key, experiment, part, data, folder)}\n{more if any(sheet.detail for sheet in sheets) else ''}"
+    )
     shown = tables(sheet for sheet in sheets if not sheet.detail and not sheet.long)
     sources = "".join(f"- {files}\n" for files in traces_of(data))
-    files = "" if of_the_bundled(data) else ", with the traces above as FILES"
+    files = "" if of_the_bundled(data, experiment.paper) else ", with the traces above as FILES"
     return (
         f"{heading}{about}{picture}{shown}\n{simulated_on(data)} Data: [{key}.json]({key}.json). Traces (hash):\n\n"
         f"{sources}\nTo make it again{files}:\n\n```\n{commands}```\n"
@@ -125,14 +134,14 @@ def _heading(part: Part, data: Data) -> str:
     return part.heading or f"Cache {data['made']['cache']}"
 
 
-def _command(key: str, part: Part, data: Data, folder: Path) -> str:
+def _command(key: str, experiment: Experiment, part: Part, data: Data, folder: Path) -> str:
     """What measures a part again, with FILES for the traces that the data names, if they are not the bundled ones."""
-    made, usual = data["made"], ExperimentOptions()
+    made, usual = data["made"], replace(ExperimentOptions(), hardware=experiment.paper.hardware)
     given = [f"--{option} {made[option]}" for option in ("hardware", "cache", "seed")
-             if made[option] not in (getattr(usual, option), part.cache)]  # fmt: skip
-    if not of_the_bundled(data):
+             if option in made and made[option] not in (getattr(usual, option), part.cache)]  # fmt: skip
+    if not of_the_bundled(data, experiment.paper):
         given.append(f"{part.needs or '--traces'} FILES")
-    return " ".join([f"python -m analysis report domoe -o {folder.as_posix()} --only {key}", *given])
+    return " ".join([f"python -m analysis report {experiment.paper.name} -o {folder.as_posix()} --only {key}", *given])
 
 
 def listed(page: str, lines: str) -> str:

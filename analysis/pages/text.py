@@ -13,6 +13,7 @@ from rich.text import Text
 
 from analysis.experiment import Data, Experiment
 from analysis.pages.sheets import Sheet
+from analysis.paper import Paper
 from ground import output
 from ground.errors import InputError
 from ground.files import atomic_path
@@ -98,7 +99,8 @@ def made_from(data: Data) -> str:
 def simulated_on(data: Data) -> str:
     """The machine and the code that the data comes from, in a sentence."""
     made = data["made"]
-    return f"Simulated on {made['hardware']}, cache {made['cache']}, seed {made['seed']}, code {made['code']}."
+    cache = f", cache {made['cache']}" if "cache" in made else ""
+    return f"Simulated on {made['hardware']}{cache}, seed {made['seed']}, code {made['code']}."
 
 
 def traces_of(data: Data) -> list[str]:
@@ -110,15 +112,19 @@ def traces_of(data: Data) -> list[str]:
     return [f"{model}: {', '.join(files)}" for model, files in by_model.items()]
 
 
-def of_the_bundled(data: Data) -> bool:
-    """Whether the data was made from the bundled traces, all of them and no others."""
-    return {source["sha256"] for source in data["made"]["traces"]} == _bundled()
+def of_the_bundled(data: Data, paper: Paper) -> bool:
+    """Whether the data was made from the bundled traces of the paper's models, all of them and no others."""
+    return {source["sha256"] for source in data["made"]["traces"]} == {_hash(path) for path in paper.traces}
+
+
+def _bundled() -> frozenset[str]:
+    """Hashes of the traces that come with the project."""
+    return frozenset(map(_hash, bundled_traces()))
 
 
 @cache
-def _bundled() -> frozenset[str]:
-    """Hashes of the traces that come with the project."""
-    return frozenset(hashlib.sha256(path.read_bytes()).hexdigest() for path in bundled_traces())
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def show(experiment: Experiment, data: Data, json_target: str | None) -> None:

@@ -1,0 +1,36 @@
+"""The papers whose claims are held against replays, and what their experiments run on where nothing else is asked for.
+
+What each reports is in ``papers/NAME.toml`` (``analysis.published``).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.run.scene import bundled_traces
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper: ``name`` of its report, the machine that it measured on, and the models of its traces here."""
+
+    name: str
+    hardware: str
+    models: tuple[str, ...]
+
+    @property
+    def traces(self) -> list[Path]:
+        """The bundled traces of its models."""
+        return [path for path in bundled_traces() if Trace.load_meta(path)["model"]["name"] in self.models]
+
+
+DOMOE = Paper("domoe", DEFAULT_HARDWARE, ("mixtral-8x7b", "phi-3.5-moe", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"))
+EXPERTFLOW = Paper(
+    "expertflow",
+    "a40",
+    (
+        "switch-base-32", "switch-base-64", "switch-base-128", "deepseek-moe-16b", "qwen1.5-moe-a2.7b", "mixtral-8x7b",
+    ),
+)  # fmt: skip
+PAPERS = {paper.name: paper for paper in (DOMOE, EXPERTFLOW)}
