@@ -8,12 +8,17 @@ real GPU the same policy is given a view of one step. Rows are the rows of all s
 Points of a step: 0, the embedding layer's output is known; ``1 + l``, routed layer ``l`` has its route.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ground.errors import InputError
 from sim.workload import Workload
-from traces.schema import DECODE, PREFILL
+from traces.schema import DECODE, PREDICTED, PREFILL
 from traces.trace import Trace
+
+PREDICTING = "`python -m traces predictor predict` writes it"
+"""How a person gets the predictions that a trace lacks."""
 
 
 class View:
@@ -98,6 +103,20 @@ class View:
         self._need("probs")
         return every_prob(self._trace, self._rows, point)
 
+    def predicted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Known at point 0: what a path predictor says of each row, the most likely expert first.
+
+        Experts (R, L, M) int16, -1 where it says nothing, and their probabilities x 255 (R, L, M) uint8. It has read
+        the prompt and the sequence's tokens up to the row's own, no route.
+        """
+        experts, probs = (self._need(name)[self._rows] for name in PREDICTED)
+        return experts, probs
+
+    @property
+    def predictor(self) -> dict[str, Any]:
+        """What the trace says of the predictor of ``predicted``; empty where it says nothing."""
+        return dict(self._trace.meta.get("predictor", {}))
+
     def past_sum(self, table: np.ndarray) -> np.ndarray:
         """Known at point 0: ``table`` (L, E, N) summed over all that the sequence's earlier tokens took.
 
@@ -134,9 +153,8 @@ class View:
     def _need(self, name: str) -> np.ndarray:
         array = getattr(self._trace, name)
         if array is None:
-            raise InputError(
-                f"{self._trace.source or 'trace'}: no array {name}, which the policy needs; capture one with it"
-            )
+            way = PREDICTING if name in PREDICTED else "capture one with it"
+            raise InputError(f"{self._trace.source or 'trace'}: no array {name}, which the policy needs; {way}")
         return np.asarray(array)
 
 

@@ -34,7 +34,7 @@ def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> Non
 
 
 def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Trace:
-    """``trace`` with every route, embedding and score changed that is not known at ``moment``.
+    """``trace`` with every route, embedding, score and prediction changed that is not known at ``moment``.
 
     Routes of ``foresight`` more layers of the running step stay as they are.
     """
@@ -54,6 +54,11 @@ def blurred(trace: Trace, work: Workload, moment: int, foresight: int = 0) -> Tr
         if (array := getattr(trace, name)) is not None:
             changed[name] = np.where(unknown[:, :, None], array[:, :, ::-1], array)
     to_come = rows[offsets[step + 1] :]
+    unread = np.zeros((trace.n_rows, work.n_layers), bool)  # tokens that no predictor has read yet
+    unread[to_come] = True
+    if (predicted := trace.predicted_experts) is not None and (sure := trace.predicted_probs) is not None:
+        changed["predicted_experts"] = _shifted(predicted, unread, trace.n_experts, rng)
+        changed["predicted_probs"] = np.where(unread[:, :, None], sure[:, :, ::-1], sure)
     changed["token"] = trace.token.copy()
     changed["token"][to_come] = np.where(trace.token[to_come] >= 0, trace.token[to_come] ^ 1, -1)
     if trace.embeddings is not None:
@@ -81,6 +86,7 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
 _OF_ALL_THE_RUN = attrgetter(
     "per_layer", "keep", "stream_prefill", "ring", "everything_resident", "gpu_bytes", "most_bytes", "discipline",
     "chunks", "most_issued", "only_idle", "prediction.critical", "prediction.prompt_ns", "prediction.before_demands",
+    "prediction.ahead",
 )  # fmt: skip
 """What a plan decides once, before the run: not its ``note``, which may say what it likes and changes nothing."""
 _OF_THE_HOST = attrgetter("fixed_ns", "read_ns", "shared_ns", "row_ns", "reserved", "beside")

@@ -66,6 +66,15 @@ CHOICES: dict[str, list[dict[str, object]]] = {
         {"epochs": 1, "stride": 2, "window": 2, "eviction": "score"},
         {"epochs": 1, "eviction": "perfect-lfu"},
     ],
+    "expertflow": [
+        {},
+        {"plec": False, "first": 2.0},
+        {"split": "order", "correction": False},
+        {"sure": 0.5, "eviction": "perfect-lfu", "charge": "beside"},
+        {"first": 1.5, "charge": "free", "prefetch": False},
+    ],
+    "expertflow-guess": [{}, {"guess": "slp", "first": 2.0}, {"guess": "popularity", "plec": False}],
+    "expertflow-oracle": [{}, {"accuracy": 0.5}, {"random": True, "correction": False, "split": "order"}],
     "domoe": [
         {},
         {"search": "before", "layers": "all"},

@@ -70,10 +70,15 @@ def test_a_cache_one_byte_below_an_expert_is_the_same_error_for_all(name: str) -
         n_experts=2,
         probs=np.array([[[200, 55]]], np.uint8),
         lookahead=np.full((1, 1, 1), -1, np.int16),
+        predicted_experts=np.zeros((1, 1, 1), np.int16),
+        predicted_probs=np.full((1, 1, 1), 255, np.uint8),
         embeddings=np.ones((1, 2, 3), np.int8),
         prefill_embeddings=np.zeros((0, 3), np.int8),
         embedding_scale=np.ones(2, np.float32),
-        meta={"embedding": {"basis_sha256": "0", "dims": 3, "bits": 8, "prefill_layer": 0}},
+        meta={
+            "embedding": {"basis_sha256": "0", "dims": 3, "bits": 8, "prefill_layer": 0},
+            "predictor": {"sha256": "1" * 64},
+        },
     )
     model = toy_model(1, 2, 1, (100,))
     # Tables of predictors lie on the host, so that experts have the whole budget.

@@ -1,0 +1,267 @@
+"""ExpertFlow's cache engine: slots where a path predictor says that experts are needed, copied in the order of layers.
+
+X. He et al., DAC 2026, arXiv 2410.17954. As a token begins, a small net names its experts in all layers (the routing
+path predictor; ``traces.predictor``). Slots are then shared out over layers in proportion to what each is thought to
+need, experts are copied layer by layer, and the slots of layers that are done go to later ones (PLEC: predictive
+locality-aware expert caching). When a layer's route is known, experts that were not foreseen are copied at once, before
+all that waits, and those that turn out not to be needed are the first to leave (real-time correction).
+
+Decided here:
+
+* A layer's need is the number of different experts that the step's tokens are thought to take there.
+* There is one pool. What a layer has of it is what is asked for on its behalf: its share as the step begins, the best
+  first, and then, whenever an earlier layer's route is known, the rest, nearest layer first, as far as that layer's
+  slots go round. All that is wanted at one time so fits the slots, and copies wait for slots that are still in use.
+* Who is thought to be needed soonest is kept longest. What is not foreseen, or is done, goes before all that is to
+  come, the least recently used first; what was foreseen and is not needed goes before those.
+* A prediction is waited for (``charge=step``): within a step nothing can be computed before its tokens are known.
+* Prompts are not predicted: nearly all experts of a layer are needed, and stream.
+"""
+
+from abc import abstractmethod
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from sim.plan import Plan, Prediction, Requests, Values
+from sim.policies.base import Parameters, Policy
+from sim.predictors.decode_requests import each_step
+from sim.predictors.oracle import Oracle, RandomGuess
+from sim.predictors.paths import Paths, SequenceLevel, TokenLevel, guessed_paths, stored_paths
+from sim.predictors.popularity import Popularity
+from sim.predictors.previous_token import PreviousToken
+from sim.view import View
+
+WEIGHTS = 3_790_000
+"""Of the paper's predictor: T5-small with d_model 32 and d_ff 2048, 7.2 MB in 16 bits."""
+UNWANTED, DONE, TO_COME = 0, 1, 2
+"""What an expert is worth that was foreseen in vain; that is done, or was not foreseen; and from where on the rest."""
+
+NEARER = 2**40
+"""What one layer less to go is worth: more than any number of tokens."""
+
+
+class EngineParameters(Parameters):
+    """Parameters of the cache engine, whoever predicts."""
+
+    first: float = Field(default=1.0, gt=0, le=1000)
+    """how many experts of a token's ranking are taken as predicted, as a multiple of those that it takes; rounded
+    up."""
+    sure: float = Field(default=0.0, ge=0, le=1)
+    """the least probability of an expert that is taken as predicted."""
+    plec: bool = True
+    """share slots out by predicted need; false splits them evenly, a pool a layer."""
+    split: Literal["need", "order"] = "need"
+    """with plec: give each layer its share of the slots at first, or all to the nearest layers."""
+    correction: bool = True
+    """copy missed experts at once, before all that waits, and evict those first that were foreseen in vain; false does
+    neither."""
+    eviction: Literal["score", "lru", "lfu", "perfect-lfu"] = "score"
+    """who goes: whoever is needed last by the prediction, or by a rule that knows nothing of it."""
+    prefetch: bool = True
+    """false asks for nothing ahead in decode, so that eviction is left alone."""
+    charge: Literal["step", "beside", "free"] = "step"
+    """the step waits for a prediction; or only its requests do; or it costs nothing."""
+
+
+class CacheEngine(Policy):
+    """The engine, for any predictor of paths."""
+
+    takes = EngineParameters
+    parameters: EngineParameters
+
+    @abstractmethod
+    def paths(self, view: View, most: int) -> Paths:
+        """The first ``most`` experts of each route as somebody predicts them."""
+
+    def weights(self, view: View) -> int:
+        """Of the net that predicts; 0 for whatever is no net."""
+        return WEIGHTS
+
+    def plan(self, view: View) -> Plan:
+        """Share out slots, ask and value as each decode step begins; correct when routes are known."""
+        given = self.parameters
+        steps, need = self._need(view)
+        weights = self.weights(view)
+        gpu_bytes = self.setting.software.table_bytes(weights)
+        return Plan(
+            eviction=given.eviction,
+            per_layer=not given.plec,
+            requests=_requests(view, steps, need, self._shares(view, need, gpu_bytes)) if given.prefetch else None,
+            values=self._values(view, steps, need) if given.eviction == "score" else None,
+            prediction=self._prediction(view, weights),
+            stream_prefill=True,
+            gpu_bytes=gpu_bytes,
+            discipline="preemptive" if given.correction else "fifo",
+        )
+
+    def _need(self, view: View) -> tuple[np.ndarray, np.ndarray]:
+        """Decode steps (D,), and how many tokens of each are thought to take each expert (D, L, E), times a scale."""
+        given = self.parameters
+        most = min(view.n_experts, int(np.ceil(given.first * self.setting.model.top_k)))
+        return self.paths(view, most).at_least(given.sure).by_step(view)
+
+    def _shares(self, view: View, need: np.ndarray, taken: int) -> np.ndarray:
+        """How many slots each layer has as each step begins (D, L), where ``taken`` bytes of the budget are not slots.
+
+        Never more than a layer is thought to need.
+        """
+        model = self.setting.model
+        slots = max(0, self.setting.budget - taken) // max(model.expert_bytes)
+        wanted = (need > 0).sum(axis=2)
+        if not self.parameters.plec:
+            each, more = divmod(slots, view.n_layers)
+            return np.minimum(wanted, each + (np.arange(view.n_layers) < more))
+        if self.parameters.split == "order":
+            return np.minimum(wanted, np.maximum(0, slots - (np.cumsum(wanted, axis=1) - wanted)))
+        return apportioned(wanted, slots)
+
+    def _values(self, view: View, steps: np.ndarray, need: np.ndarray) -> Values:
+        """What experts are worth: of all layers as a step begins, and of each layer when its route is known."""
+        n_layers = view.n_layers
+        nearness = (n_layers - np.arange(n_layers))[:, None] * NEARER
+        coming = np.where(need > 0, TO_COME + nearness + need, DONE)
+        passed = np.full_like(need, DONE)
+        if self.parameters.correction:
+            passed[(need > 0) & ~_taken(view, steps)] = UNWANTED
+        points = np.stack([np.zeros(n_layers, np.int64), 1 + np.arange(n_layers)])
+        moment = points[:, None] + view.moment(steps, 0)[:, None]
+        layer = np.broadcast_to(np.arange(n_layers), moment.shape).ravel()
+        order = np.lexsort((layer, moment.ravel()))
+        table = np.stack([coming, passed]).reshape(-1, view.n_experts)
+        return Values(moment.ravel()[order], order, table, layer[order])
+
+    def _prediction(self, view: View, weights: int) -> Prediction:
+        given, setting = self.parameters, self.setting
+
+        def network_ns(rows: int, point: int) -> int:
+            return setting.software.network_ns(setting.hardware, weights, rows) if given.charge != "free" else 0
+
+        return each_step(view, [0], network_ns, critical=given.charge != "beside", before_demands=given.correction)
+
+
+class ExpertFlow(CacheEngine):
+    """Plans by the predictions that the trace carries."""
+
+    name = "expertflow"
+    summary = "ExpertFlow: a net predicts whole paths; slots are shared out over layers by predicted need"
+    variants = ("plec=False", "correction=False", "eviction=perfect-lfu")
+    needs = frozenset({"predicted_experts", "predicted_probs"})
+
+    def paths(self, view: View, most: int) -> Paths:
+        """The trace's own."""
+        return stored_paths(view, most)
+
+    def weights(self, view: View) -> int:
+        """As the trace says."""
+        return int(view.predictor.get("parameters", WEIGHTS))
+
+
+class GuessParameters(EngineParameters):
+    """Parameters of expertflow-guess."""
+
+    guess: Literal["previous", "slp", "tlp", "popularity"] = "previous"
+    """the experts of the token before; those that the sequence took most; those that the profile's tokens of the same
+    id took most; those that the profile took most."""
+
+
+class ExpertFlowByGuess(CacheEngine):
+    """The same engine with a plain guess in the place of the net."""
+
+    name = "expertflow-guess"
+    summary = "ExpertFlow's cache engine with a plain guess instead of its predictor"
+    takes = GuessParameters
+    parameters: GuessParameters
+    variants = ("guess=slp", "guess=popularity")
+    learns = True
+
+    def paths(self, view: View, most: int) -> Paths:
+        """Those of the guess that was chosen."""
+        kind = self.parameters.guess
+        if kind == "slp":
+            return guessed_paths(view, SequenceLevel(), most)
+        if kind == "tlp":
+            return guessed_paths(view, TokenLevel(self.setting.profile), most)
+        if kind == "popularity":
+            return guessed_paths(view, Popularity(self.setting.profile), most)
+        return guessed_paths(view, PreviousToken(), most)
+
+    def weights(self, view: View) -> int:
+        """Guesses are looked up, and cost nothing here."""
+        return 0
+
+
+class OracleParameters(EngineParameters):
+    """Parameters of expertflow-oracle."""
+
+    accuracy: float = Field(default=1.0, ge=0, le=1)
+    """share of a token's experts that are named; 1 is perfect, 0 names only experts that are not taken."""
+    random: bool = False
+    """guess at random instead, whatever the accuracy."""
+
+
+class ExpertFlowByOracle(CacheEngine):
+    """A reference: the same engine with a predictor whose error rate is chosen, and which costs as much as the net."""
+
+    name = "expertflow-oracle"
+    summary = "reference: ExpertFlow's cache engine with a predictor of chosen accuracy"
+    takes = OracleParameters
+    parameters: OracleParameters
+    variants = ("accuracy=0.9", "accuracy=0.5")
+    clairvoyant = True
+
+    def paths(self, view: View, most: int) -> Paths:
+        """Right as often as was chosen."""
+        given, seed = self.parameters, self.setting.seed
+        return guessed_paths(view, RandomGuess(seed) if given.random else Oracle(given.accuracy, seed), most)
+
+
+def apportioned(wanted: np.ndarray, slots: int) -> np.ndarray:
+    """``slots`` shared out in proportion to ``wanted`` (D, L), by largest remainders; what is not wanted stays free.
+
+    Of equal remainders the earlier layer's is served first. All that is wanted where that fits.
+    """
+    total = wanted.sum(axis=1, keepdims=True)
+    whole, rest = np.divmod(wanted * slots, np.maximum(total, 1))
+    more = slots - whole.sum(axis=1, keepdims=True)
+    place = np.argsort(np.argsort(-rest, axis=1, kind="stable"), axis=1, kind="stable")
+    return np.where(total <= slots, wanted, np.minimum(wanted, whole + (place < more)))
+
+
+def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarray) -> Requests:
+    """Ask for each layer's share (D, L) as a step begins, and for the rest as slots of earlier layers come free.
+
+    Nearest layers first, in a layer the experts that most tokens need.
+    """
+    n_layers, n_experts = view.n_layers, view.n_experts
+    order = np.argsort(-need, axis=2, kind="stable")
+    wanted = (need > 0).sum(axis=2)
+    asked = shares.copy()
+    columns: list[np.ndarray] = []
+
+    def ask(point: int, layer: int, upto: np.ndarray, since: np.ndarray) -> None:
+        step, rank = np.nonzero((np.arange(n_experts) < upto[:, None]) & (np.arange(n_experts) >= since[:, None]))
+        call = steps[step] * n_layers + layer
+        expert = layer * n_experts + order[step, layer, rank]
+        columns.append(np.stack([view.moment(steps[step], point), call, expert, call * n_experts + rank]))
+
+    for layer in range(n_layers):
+        ask(0, layer, asked[:, layer], np.zeros(len(steps), np.int64))
+    for done in range(n_layers):
+        free = asked[:, done].copy()
+        for layer in range(done + 1, n_layers):
+            more = np.minimum(free, wanted[:, layer] - asked[:, layer])
+            ask(done + 1, layer, asked[:, layer] + more, asked[:, layer])
+            asked[:, layer] += more
+            free -= more
+    return Requests.build(*np.concatenate(columns, axis=1))
+
+
+def _taken(view: View, steps: np.ndarray) -> np.ndarray:
+    """Whether a token of each decode step took each expert (D, L, E) bool: known of a layer when its route is."""
+    routes = view.route(view.n_layers)[view.decoding]
+    row, layer, place = np.nonzero(routes >= 0)
+    taken = np.zeros((len(steps), view.n_layers, view.n_experts), bool)
+    taken[np.searchsorted(steps, view.step[view.decoding])[row], layer, routes[row, layer, place]] = True
+    return taken
