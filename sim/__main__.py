@@ -23,7 +23,7 @@ from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
-from sim.policies.named import NamedPolicy
+from sim.policies.named import NamedPolicy, every_policy
 from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
@@ -118,7 +118,7 @@ def compare(
     from sim.report.tables import Comparison
 
     options = options.of(trace, {"--json": json})
-    wanted = [NamedPolicy.of(label) for label in policy or _everything()]
+    wanted = [NamedPolicy.of(label) for label in policy or every_policy()]
     here = scene_of(options, learns=any(one.kind.learns for one in wanted))
     if policy is None:
         unfit = dict.fromkeys(one.name for one in wanted if lacking(here, one.kind))
@@ -153,14 +153,6 @@ def compare(
     if reasons:
         each = "; ".join(f"{label}: {reason}" for label, reason in reasons.items())
         raise InputError(f"{len(reasons)} of {len(wanted)} policies failed: {each}")
-
-
-def _everything() -> list[str]:
-    """Every policy, and the variants of it that are worth a row of their own."""
-    from sim.policies import policy_classes
-
-    kinds = policy_classes().items()
-    return [entry for name, kind in kinds for entry in (name, *(f"{name},{variant}" for variant in kind.variants))]
 
 
 @app.command

@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from analysis.html.runs import Run
 from ground.errors import InputError
 from ground.field_errors import expectation
+from ground.pairs import pairs
 from sim.sweep.spec import Limits
 
 
 def limits_of(texts: Sequence[str]) -> Limits:
     """Limits from texts such as ``tpot_p99_ms=500``, named as in a sweep file. Raises InputError."""
-    pairs = [text.partition("=") for text in texts]
     try:
-        return Limits.model_validate({name: value for name, _, value in pairs})
+        return Limits.model_validate(pairs(texts, "--limit", "name=value"))
     except ValidationError as wrong:
         fault = wrong.errors()[0]
         name = str(fault["loc"][0])

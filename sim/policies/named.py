@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ground.errors import InputError
-from sim.policies import Policy, parameters_of, policy_class
+from ground.pairs import pairs
+from sim.policies import Policy, parameters_of, policy_class, policy_classes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class NamedPolicy:
         name, *own = label.split(",")
         policy_class(name)
         where = f"{option} {name}:" if settings is None else option
-        values = _values_of([*own, *(settings or ())], where)
+        given = pairs([*own, *(settings or ())], where)
+        values = {key: _value(text, f"{where} {key}") for key, text in given.items()}
         parameters_of(name, dict(values))
         return NamedPolicy(label, name, values)
 
@@ -36,19 +38,17 @@ class NamedPolicy:
         return policy_class(self.name)
 
 
-def _values_of(settings: Sequence[str], where: str) -> dict[str, object]:
-    """``key=value`` pairs, ``where`` on the command line; a value is read as JSON where it is JSON, else as text."""
-    values: dict[str, object] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise InputError(f"{where} {setting!r}: expected key=value")
-        if key in values:
-            raise InputError(f"{where} {setting!r}: {key} is given twice; expected one value")
-        try:
-            values[key] = json.loads(text)
-        except ValueError:
-            values[key] = text
-        except RecursionError:
-            raise InputError(f"{where} {key}: nested too deep; expected a value of fewer brackets") from None
-    return values
+def every_policy() -> list[str]:
+    """The name of every policy, and the variants of it that are worth a row of their own."""
+    kinds = policy_classes().items()
+    return [entry for name, kind in kinds for entry in (name, *(f"{name},{variant}" for variant in kind.variants))]
+
+
+def _value(text: str, where: str) -> object:
+    """A parameter's value, typed at ``where``: read as JSON where it is JSON, else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise InputError(f"{where}: nested too deep; expected a value of fewer brackets") from None

@@ -1,6 +1,6 @@
 """What a sweep answers: the fastest designs within its limits, those that nobody beats in all, and what was not run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from itertools import count
@@ -12,6 +12,7 @@ from rich.text import Text
 from ground.tables import Parts
 from ground.text import printable
 from sim.report.tables import number, percent
+from sim.sweep.fields import PARAMETER
 
 SHOWN = 10
 GOALS = {"tokens_per_s": True, "gpu_needed_bytes": False, "ttft_mean_ms": False, "tpot_p99_ms": False}
@@ -20,7 +21,7 @@ _WORDS = dict(zip(GOALS, ("speed", "GPU memory", "TTFT", "TPOT p99"), strict=Tru
 
 Record = Mapping[str, Any]
 
-_HEADINGS = ("tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB")
+_HEADINGS = ("slots", "tokens/s", "95 % interval", "bound", "efficiency", "TTFT ms", "TPOT p99 ms", "GPU GiB")
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Answer:
     Attributes:
         goals: what the front is over.
         counts: rows by status.
+        earlier: how many of those that are ok are of an earlier run of the sweep.
         reasons: why rows are not ok, and how many.
         within: how many rows are ok, no reference and within the limits.
         references: how many are references.
@@ -40,6 +42,7 @@ class Answer:
 
     goals: Sequence[str] = tuple(GOALS)
     counts: dict[str, int] = field(default_factory=lambda: {"ok": 0, "refused": 0, "failed": 0})
+    earlier: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     within: int = 0
     references: int = 0
@@ -55,22 +58,28 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """It as plain data; of the front the identities."""
         return {
-            "designs": self.designs, "counts": self.counts, "reasons": self.reasons, "within_limits": self.within,
+            "designs": self.designs, "counts": self.counts, "earlier": self.earlier, "reasons": self.reasons,
+            "within_limits": self.within,
             "fastest": [dict(record) for record in self.fastest],
             "front": [record["identity"] for record in self.front],
         }  # fmt: skip
 
 
-def answer(records: Iterable[Record], limits: Mapping[str, float], goals: Sequence[str] = tuple(GOALS)) -> Answer:
+def answer(
+    records: Iterable[Record], limits: Mapping[str, float], goals: Sequence[str] = tuple(GOALS),
+    earlier: Container[str] = (),
+) -> Answer:  # fmt: skip
     """Go through the rows of a table.
 
-    ``limits``: the most that a column may be, by its name; ``goals``: what the front is over.
+    ``limits``: the most that a column may be, by its name; ``goals``: what the front is over; ``earlier``: identities
+    of the designs that had been run before.
     """
     found = Answer(goals=goals)
     best: list[tuple[float, int, Record]] = []
     turn = count(0, -1)  # of equally fast designs the first one stays
     for record in records:
         found.counts[record["status"]] += 1
+        found.earlier += record["status"] == "ok" and record["identity"] in earlier
         if record["status"] != "ok":
             found.reasons[record["reason"]] = found.reasons.get(record["reason"], 0) + 1
         elif record["reference"]:
@@ -124,7 +133,7 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
     if beyond := found.counts["ok"] - found.within - found.references:
         parts.append(Text(f"{beyond:,} designs are beyond the limits", style="dim"))
     if best := found.fastest_reference:
-        own = ", ".join(_short(best.get(name)) for name in names)
+        own = ", ".join(f"{short_name(name)} {_short(best.get(name))}" for name in names)
         speed = number(best["tokens_per_s"], 3)
         parts.append(Text(f"fastest reference, no system of equal means: {speed} tokens/s ({own})", style="dim"))
     if found.front:
@@ -140,17 +149,27 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
 
 
 def _table(title: str, records: Sequence[Record], names: Sequence[str]) -> Parts:
-    """Some designs, one a row."""
+    """Some designs, one a row; what is the same for all of them is said above."""
+    cells = {name: [_short(record.get(name)) for record in records] for name in names}
+    same = [f"{short_name(name)} {values[0]}" for name, values in cells.items() if len(set(values)) == 1 < len(values)]
+    differ = [name for name, values in cells.items() if len(set(values)) > 1] or list(names)
     rows = [
         [
-            *(printable(_short(record.get(name))) for name in names),
+            *(printable(cells[name][at]) for name in differ),
+            f"{record['cache_bytes'] // record['expert_bytes']:,}",
             number(record["tokens_per_s"], 3), _interval(record), number(record["bound_tokens_per_s"], 3),
             percent(record["efficiency_ratio"]), number(record["ttft_mean_ms"], 0), number(record["tpot_p99_ms"], 1),
             number(record["gpu_needed_bytes"] / 2**30, 1),
         ]
-        for record in records
+        for at, record in enumerate(records)
     ]  # fmt: skip
-    return Parts(title, [*map(printable, names), *_HEADINGS], rows)
+    whole = f"{title}, all with {', '.join(same)}" if same else title
+    return Parts(printable(whole), [*(printable(short_name(name)) for name in differ), *_HEADINGS], rows)
+
+
+def short_name(name: str) -> str:
+    """A field as a heading: without what says of what profile a figure is, or that it is a parameter."""
+    return name.removeprefix(PARAMETER).removeprefix("hardware.").removeprefix("software.")
 
 
 def _interval(record: Record) -> str:
@@ -164,7 +183,8 @@ def _short(value: Any) -> str:
 
 def _summary(found: Answer) -> str:
     counts = found.counts
-    parts = [f"{found.designs:,} designs: {counts['ok']:,} run"]
+    earlier = f" ({found.earlier:,} of them earlier)" if found.earlier else ""
+    parts = [f"{found.designs:,} designs: {counts['ok']:,} run{earlier}"]
     parts += [f"{counts['refused']:,} cannot be run"] if counts["refused"] else []
     parts += [f"{counts['failed']:,} failed"] if counts["failed"] else []
     return ", ".join(parts)

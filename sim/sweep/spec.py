@@ -9,12 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ground.errors import InputError
 from ground.field_errors import expectation
+from ground.pairs import pairs
 from ground.text import utf8
+from sim.policies.named import every_policy
 from sim.sweep.fields import fitted
 from sim.sweep.space import Axis, Space
 from sim.sweep.values import Span, linked, typed_values, values_of
 
 MOST_DESIGNS = 1_000_000
+EVERY = "all"
+"""As a policy to vary: every policy, with the variants that a comparison shows."""
 
 
 class Limits(BaseModel):
@@ -109,6 +113,8 @@ def _axis(name: str, values: Sequence[Any] | Span) -> Axis:
     if isinstance(values, Span):
         fitted(name, values.at(0.0))
         return Axis((name,), values)
+    if name == "policy" and EVERY in values:
+        values = [*dict.fromkeys(one for value in values for one in (every_policy() if value == EVERY else [value]))]
     return Axis((name,), tuple((fitted(name, value),) for value in values))
 
 
@@ -151,15 +157,8 @@ def spec_of(fields: Mapping[str, Any], name: str = "sweep") -> Spec:
 
 def with_axes(spec: Spec, trace: str | None, vary: Sequence[str]) -> Spec:
     """``spec`` with a trace and axes as typed, ``field=values``, in place of those of the same name."""
-    axes: dict[str, Any] = {}
-    for text in vary:
-        name, equals, values = text.partition("=")
-        if not equals or not name:
-            raise InputError(f"--vary {text!r}: expected field=values")
-        if name in axes:
-            raise InputError(f"--vary {text!r}: {name} is given twice; expected once")
-        axes[name] = typed_values(values, f"--vary {name}")
-    axes = {name: _as_written(values) for name, values in axes.items()}
+    given = pairs(vary, "--vary", "field=values")
+    axes = {name: _as_written(typed_values(values, f"--vary {name}")) for name, values in given.items()}
     run = {name: value for name, value in _flat(spec.run).items() if name not in axes}
     if trace is not None:
         run = {"trace": trace} | run

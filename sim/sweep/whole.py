@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ground.progress import Watch
 from sim.sweep import search
-from sim.sweep.answer import Answer, answer
+from sim.sweep.answer import GOALS, Answer, answer
 from sim.sweep.design import Design
 from sim.sweep.log import Log
 from sim.sweep.run import carry_out
@@ -50,11 +50,12 @@ def sweep(spec: Spec, log: Log, runner: Runner, *, sensitivity: bool = False) ->
     folder cannot be written, ModuleNotFoundError where pyarrow, or for a search optuna, is not installed.
     """
     check()
+    earlier = {key for key, kept in log.rows.items() if kept.settled}
     with Watch("sweep") as watch:
         every = _run(spec, log, runner, _telling(watch))
     write_table(log, every)
-    several = {} if len(spec.goals) == 1 else {"goals": tuple(spec.goals)}
-    found = answer(records(log, every), spec.limits.columns, **several)
+    goals = tuple(GOALS) if len(spec.goals) == 1 else tuple(spec.goals)
+    found = answer(records(log, every), spec.limits.columns, goals, earlier)
     return Swept(every, found, _effects(log, every, runner) if sensitivity else None)
 
 

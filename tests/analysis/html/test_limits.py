@@ -28,7 +28,7 @@ def test_what_could_not_be_run_is_beyond_no_limit() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("speed=3", "--limit speed: unknown; expected one of gpu_gib"), ("gpu_gib=-1", "--limit gpu_gib: '-1'; expected "),
-     ("ttft_ms", "--limit ttft_ms: ''; expected ")],
+     ("ttft_ms", "--limit 'ttft_ms': expected name=value")],
 )  # fmt: skip
 def test_other_limits_are_refused(text: str, expected: str) -> None:
     with pytest.raises(InputError) as refused:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground.errors import InputError
+from sim.policies import policy_classes
 from sim.sweep.spec import Spec, spec_of, with_axes
 from sim.sweep.values import Span, typed_values, values_of
 
@@ -94,6 +95,12 @@ def test_a_grid_is_every_combination_and_linked_fields_go_together() -> None:
     always = {"trace": "a.npz", "hardware.link.gbps": 25.0}
     pairs = [{"batch": 1, "set.scope": "layer"}, {"batch": 4, "set.scope": "global"}]
     assert fields(spec) == [always | {"cache": cache} | pair for cache in ("64", "25%") for pair in pairs]
+
+
+def test_every_policy_is_an_axis_without_naming_them() -> None:
+    found = fields(spec_of({"run": {"trace": "a.npz"}, "vary": {"policy": ["all", "lru", "mine:Policy"]}}))
+    names = [one["policy"] for one in found]
+    assert set(policy_classes()) < set(names) and len(set(names)) == len(names) and names[-1] == "mine:Policy"
 
 
 def test_drawn_designs_are_different_within_their_spans_and_the_same_again() -> None:

@@ -89,7 +89,10 @@ def test_the_command_says_what_was_run_what_was_not_and_where_it_is(trace: Path,
     status, out, err = said("sweep", trace, "-o", tmp_path / "out", "--vary", *axes)
     assert (status, err.splitlines()[-1]) == (0, f"{tmp_path / 'out' / PARQUET} and {CSV}: a row a design")
     assert _rows(tmp_path / "out") == 30, "nothing is run twice"
-    assert "30 designs: 15 run, 15 cannot be run" in out and "15 not run: hardware 'abacus' is unknown" in out
+    assert (
+        "30 designs: 15 run (15 of them earlier), 15 cannot be run" in out
+        and "15 not run: hardware 'abacus' is unknown" in out
+    )
     frame = read_table(tmp_path / "out")
     assert list(frame.columns[:6]) == ["trace", "cache", "policy", "hardware", "status", "reason"]
     assert len(frame) == 30 and (frame.status == "ok").sum() == 15
