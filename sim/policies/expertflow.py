@@ -199,10 +199,12 @@ class OracleParameters(EngineParameters):
     """share of a token's experts that are named; 1 is perfect, 0 names only experts that are not taken."""
     random: bool = False
     """guess at random instead, whatever the accuracy."""
+    weights: int = Field(default=0, ge=0, le=10**12)
+    """weights of the net whose time and memory are charged; 3790000 are the paper's."""
 
 
 class ExpertFlowByOracle(CacheEngine):
-    """A reference: the same engine with a predictor whose error rate is chosen, and which costs as much as the net."""
+    """A reference: the same engine with a predictor whose error rate is chosen. It costs what one says."""
 
     name = "expertflow-oracle"
     summary = "reference: ExpertFlow's cache engine with a predictor of chosen accuracy"
@@ -215,6 +217,10 @@ class ExpertFlowByOracle(CacheEngine):
         """Right as often as was chosen."""
         given, seed = self.parameters, self.setting.seed
         return guessed_paths(view, RandomGuess(seed) if given.random else Oracle(given.accuracy, seed), most)
+
+    def weights(self, view: View) -> int:
+        """As many as one says."""
+        return self.parameters.weights
 
 
 def apportioned(wanted: np.ndarray, slots: int) -> np.ndarray:
