@@ -16,7 +16,7 @@ from realrun.generate.options import OffloadOptions
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts
 from sim.policies import Setting, make_policy, policy_class
-from sim.run.cache_size import describe_capacity, parse_capacity
+from sim.run.cache_size import describe_capacity, is_relative, parse_capacity
 from sim.run.prepared import settle_for
 from traces.capture.listening import Listener, in_8_bits, listen, look_ahead, on_host
 from traces.capture.routers import RoutedLayer
@@ -44,7 +44,7 @@ class OffloadedStack(Listener):
         layers = len(routed)
         expert_bytes = (self.size,) * layers
         budget = parse_capacity(options.cache, expert_bytes, self.count)
-        if not options.cache.strip().endswith("%"):  # an absolute size is shared by the stacks
+        if not is_relative(options.cache):  # an absolute size is shared by the stacks
             budget = max(self.size, int(budget * share))
         self.budget, self.described = budget, describe_capacity(budget, expert_bytes, self.count)
         kind = policy_class(options.policy)

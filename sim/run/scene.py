@@ -27,7 +27,7 @@ from traces.plausibility import doubts
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
-CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")]
+CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB")]
 Split = Annotated[str, Help("which sequences to replay: eval, profile or all")]
 
 
@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "model": (str | Path | None, "a name or a config.json"),
     "hardware": (str | Path, "a name or a .toml"),
     "software": (str | Path, "a name or a .toml"),
-    "cache": (str, "a text: '64' (slots), '25%', '4000MiB' or '16GiB'"),
+    "cache": (str, "a text: '64' (slots), '16/layer', '25%' or '4000MiB'"),
     "profile": (tuple | None, "a tuple of paths"),
     "split": (str, "profile, eval or all"),
     "batch": (int, "a whole number"),

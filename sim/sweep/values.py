@@ -12,7 +12,8 @@ MOST_VALUES = 100_000
 """Values of one range, at most."""
 
 _NUMBER = r"([+-]?\d{1,15}(?:\.\d{1,15})?)"
-_RANGE = re.compile(rf"{_NUMBER}([%a-zA-Z]*):{_NUMBER}([%a-zA-Z]*)(?::(?:(x?){_NUMBER}([%a-zA-Z]*)|(log)))?")
+_UNIT = r"([%a-zA-Z]*|/layer)"
+_RANGE = re.compile(rf"{_NUMBER}{_UNIT}:{_NUMBER}{_UNIT}(?::(?:(x?){_NUMBER}{_UNIT}|(log)))?")
 _TABLE = ("from", "to", "step", "factor", "points", "scale")
 
 
@@ -115,7 +116,7 @@ def _of_table(given: dict[str, Any], where: str) -> Values:
 
 
 def _number(given: Any, where: str) -> tuple[Decimal, str]:
-    match = re.fullmatch(rf"\s*{_NUMBER}([%a-zA-Z]*)\s*", f"{given:.15f}" if isinstance(given, float) else str(given))
+    match = re.fullmatch(rf"\s*{_NUMBER}{_UNIT}\s*", f"{given:.15f}" if isinstance(given, float) else str(given))
     if match is None or isinstance(given, bool):
         raise InputError(f"{where} {given!r}; expected a number, or a text of a number and a unit")
     return Decimal(match[1]), match[2]

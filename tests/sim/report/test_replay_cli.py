@@ -122,6 +122,8 @@ def test_files_are_written_beside_the_table(said: Any, trace: Path, tmp_path: Pa
         ("1MB", 10**6),
         ("2 GiB", 2**31),
         ("1000", 1000 * EXPERT),
+        ("3/layer", 12 * EXPERT),
+        ("2 / Layer", 8 * EXPERT),
     ],
 )
 def test_capacities(said: Any, trace: Path, text: str, size: int) -> None:

@@ -20,6 +20,7 @@ from sim.sweep.values import Span, typed_values, values_of
         ("1:4:1", (1, 2, 3, 4)),
         ("1:64:x4", (1, 4, 16, 64)),
         ("4GiB:16GiB:x2", ("4GiB", "8GiB", "16GiB")),
+        ("4/layer:16/layer:x2", ("4/layer", "8/layer", "16/layer")),
         ("12.5:60:x2", (12.5, 25.0, 50.0)),
         ("lru,domoe", ("lru", "domoe")),
         ("lru,scope=layer; domoe", ("lru,scope=layer", "domoe")),
