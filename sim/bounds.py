@@ -115,6 +115,7 @@ class Bounds:
         link_bytes: fewest bytes that the whole run must load from a cold cache.
         decode_compute_ns, decode_link_bytes: the same of decode alone, from a warm cache.
         bytes_per_s: the most that the link can move.
+        decode_bare_ns: ``decode_compute_ns`` if launching and waiting took no time; None where nobody worked it out.
         decode_hit_ratio: the share of decode's look-ups whose bytes such a run of fewest loads has there already,
             nothing being loaded ahead of need: the hit ratio of Belady's MIN. None without look-ups.
     """
@@ -125,6 +126,14 @@ class Bounds:
     decode_link_bytes: int
     bytes_per_s: float
     decode_hit_ratio: float | None = None
+    decode_bare_ns: int | None = None
+
+    @property
+    def loop_share(self) -> float | None:
+        """What launches and waits, not bytes and arithmetic, are of decode's compute bound, 0 to 1."""
+        if self.decode_bare_ns is None or not self.decode_compute_ns:
+            return None
+        return max(0.0, 1 - self.decode_bare_ns / self.decode_compute_ns)
 
     @property
     def ns(self) -> float:

@@ -4,7 +4,7 @@ Routes do not depend on simulated time, so the order of steps, the experts of ev
 are worked out once, before any engine runs; an engine only adds the transfers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -227,6 +227,26 @@ def cached_tokens(trace: Trace, schedule: Schedule) -> np.ndarray:
     return np.where(schedule.phase == PREFILL, held[schedule.offsets[1:] - 1], sums)
 
 
+def _gpu_times(
+    costs: Costs, rows: np.ndarray, context: np.ndarray, tokens: np.ndarray, layer: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Times of a `Workload`: of steps by ``rows`` and ``context`` (S,), of experts by ``tokens`` and ``layer`` (N,)."""
+    return {
+        "layer_ns": costs.layer_ns(rows, context).reshape(-1),
+        "shared_ns": costs.shared_ns(rows).reshape(-1),
+        "expert_ns": costs.expert_ns(tokens, layer),
+        "head_ns": costs.head_ns(rows, context),
+    }
+
+
+def without_loop(work: Workload, trace: Trace, model: ModelSpec, hardware: Hardware) -> Workload:
+    """``work`` if bytes and arithmetic alone took time, launching and waiting none; by the formula for all blocks."""
+    rows, layer = np.diff(work.schedule.offsets), work.expert // work.n_experts
+    context = cached_tokens(trace, work.schedule)
+    times = _gpu_times(Costs(model, hardware.without_loop()), rows, context, work.tokens, layer)
+    return replace(work, **times, launch_ns=0, awaited_ns=None, beside_copy_ns=0, split_wave_ns=None)
+
+
 def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Schedule) -> Workload:
     """Work out the calls of ``schedule`` and their costs.
 
@@ -259,10 +279,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         offsets=np.searchsorted(call, np.arange(n_steps * n_layers + 1)),
         expert=layer_of * n_experts + expert,
         tokens=tokens.astype(np.int64),
-        layer_ns=costs.layer_ns(rows_of, context).reshape(-1),
-        shared_ns=costs.shared_ns(rows_of).reshape(-1),
-        expert_ns=costs.expert_ns(tokens, layer_of),
-        head_ns=costs.head_ns(rows_of, context),
+        **_gpu_times(costs, rows_of, context, tokens, layer_of),
         activations=activations,
         expert_bytes=tuple(model.expert_bytes),
         copy_ns=tuple(hardware.copy_ns(size) + costs.handover_ns for size in model.expert_bytes),

@@ -9,12 +9,16 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ground.errors import InputError
 from sim.machine.copy_time import CopyTime
 from sim.machine.figures import Checked, Curve, Figure, Number, Perhaps, Profile, builtin_names, positive, profile_text
+from sim.machine.loop import builtin_loops, default_loop, load_loop
 from sim.machine.loop_overheads import LoopFigures, LoopOverheads
 
 DEFAULT_HARDWARE = "l40"
 _BUILT_IN = "sim.machine.profiles"
+_KINDS = {"eager": "eager", "CUDA graphs": "graphs"}
+"""How a loop is named, by the kind that it says it is."""
 
 
 def _reading(figure: Figure) -> Figure:
@@ -165,7 +169,9 @@ class Hardware(Profile):
     link: Link
     """The host-to-device link."""
     software: LoopOverheads
-    """What the software adds to what the hardware needs."""
+    """What the loop that drives the card adds to what the hardware needs; by default the one that ``--loop`` names."""
+    eager: LoopOverheads | None = None
+    """The same of kernels launched one by one, where that was measured too."""
     ffn: list[Ffn] = Field([])
     """Measured times of whole FFNs."""
     layer: list[Layer] = Field([])
@@ -177,6 +183,11 @@ class Hardware(Profile):
     details: dict[str, Any] = Field({})
     """Whatever else was measured, for a person. Nothing reads it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _driven(cls, fields: Any) -> Any:
+        return {"software": default_loop(), **fields} if isinstance(fields, dict) else fields
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Hardware":
         """A built-in profile by name, or a profile from a TOML file.
@@ -185,6 +196,35 @@ class Hardware(Profile):
         valid profile, OSError if a file cannot be read.
         """
         return cls.parse(hardware_text(name_or_path), str(name_or_path))
+
+    def driven_by(self, loop: str) -> Self:
+        """The same card with another loop: ``eager``, ``graphs``, ``measured`` (its own, if it was), or a TOML file.
+
+        What this card itself was measured with is taken before what was measured elsewhere. Times of whole blocks are
+        those of the loop that they were measured with, and go with it. Raises InputError for a loop that is not
+        there, OSError if a file cannot be read.
+        """
+        name, own = loop.lower(), self.software
+        if name == "measured" and not own.measured:
+            raise InputError(
+                f"loop {loop!r}: that of {self.name} was not measured; expected a profile of realrun calibrate, or "
+                f"--loop {', '.join(builtin_loops())} or a file"
+            )
+        if name == "measured" or (own.measured and name == _KINDS.get(own.kind)):
+            return self
+        other = self.eager if name == "eager" else None
+        return self.changed(software=other or load_loop(loop), ffn=[], layer=[])
+
+    def without_loop(self) -> Self:
+        """The card alone: launching and waiting take no time, and no whole block was timed."""
+        none = dict.fromkeys(("operation_us", "expert_floor_us", "layer_floor_us", "route_wait_us"), 0)
+        loop = LoopOverheads.model_validate({"kind": "none", "waits_for_route": False, **none})
+        return self.changed(software=loop, ffn=[], layer=[])
+
+    def changed(self, **fields: Any) -> Self:
+        """The same machine with other values of some fields, which are valid ones."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_construct(**(own | fields))
 
     @property
     def gpu_bytes(self) -> int:

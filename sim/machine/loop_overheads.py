@@ -59,3 +59,13 @@ class LoopOverheads(LoopFigures, Launching):
 
     route_wait_us: Number
     """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured for this project."""
+        return self.layer_floor_us.measured
+
+    @property
+    def origin(self) -> str:
+        """Where its figures are from, in a word."""
+        return "measured" if self.measured else self.layer_floor_us.source.split(":")[0]

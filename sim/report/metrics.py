@@ -140,6 +140,7 @@ def report(
             "compute_tokens_per_s": ratio(tokens * 1e9, bound.decode_compute_ns) if bound else None,
             "link_tokens_per_s": ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
             "min_hit_ratio": bound.decode_hit_ratio if bound else None,
+            "loop_share": bound.loop_share if bound else None,
         },
         efficiency=ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,

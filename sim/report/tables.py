@@ -31,7 +31,8 @@ def heading(report: Report, runs: int = 1) -> Text:
     text = Text()
     replays = f"{report.clock} replay" if runs == 1 else f"{runs} {report.clock} replays"
     text.append(f"{replays} of {p['trace']}", style="bold")
-    costs = f"costs of {p['model']} on {p['hardware']} (link: {p['link_source']}), {p['software']} software"
+    machine = f"{p['hardware']} (link: {p['link_source']}; loop: {p['loop']}, {p['loop_source']})"
+    costs = f"costs of {p['model']} on {machine}, {p['software']} software"
     if report.clock == "measured":  # what is charged is then for the policies' plans alone
         costs = f"on {p['device']}; plans made with {costs}"
     text.append(f"\n  {costs}")
@@ -56,7 +57,8 @@ def report_view(report: Report) -> RenderableType:
     d, b = report.decode, report.bounds
     summary.add_row("throughput", f"{number(report.tokens_per_s, 3)} tokens/s", f"{d.tokens:,} tokens decoded")
     bounded = b["compute_tokens_per_s"] is not None
-    for name, what in (("compute", "everything resident"), ("link", "fewest bytes any policy must move in this cache")):
+    resident = f"everything resident; launches and waits {percent(b['loop_share'])} of it"
+    for name, what in (("compute", resident), ("link", "fewest bytes any policy must move in this cache")):
         value = f"{number(b[f'{name}_tokens_per_s'], 3)} tokens/s"
         summary.add_row(f"{name} bound", *((value, what) if bounded else ("none", "experts run on the host too")))
     most = percent(b["min_hit_ratio"])
@@ -172,7 +174,8 @@ class Comparison:
             (r.bounds for r in self.reports if r.bounds["link_tokens_per_s"] is not None), self.reports[0].bounds
         )
         compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
-        yield Text(f"bounds: compute {number(compute, 3)} tokens/s, link {number(link, 3)} tokens/s", style="dim")
+        loop = "" if bound["loop_share"] is None else f" ({percent(bound['loop_share'])} of it launches and waits)"
+        yield Text(f"bounds: compute {number(compute, 3)} tokens/s{loop}, link {number(link, 3)} tokens/s", style="dim")
         hits = percent(bound["min_hit_ratio"])
         yield Text(f"hits of Belady's MIN, which loads nothing ahead of need: {hits}", style="dim")
         for note, whose in self._notes().items():

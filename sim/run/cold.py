@@ -69,7 +69,7 @@ def _joined_bounds(scenes: Sequence[Scene]) -> Bounds:
     """Bounds of runs one after another: what is to be computed and moved adds up."""
     size = np.array([one.work.lookup_bytes[one.work.lookup_phase == DECODE].sum() for one in scenes])
     hits = [one.bound.decode_hit_ratio or 0.0 for one in scenes]
-    sums = ("compute_ns", "link_bytes", "decode_compute_ns", "decode_link_bytes")
+    sums = ("compute_ns", "link_bytes", "decode_compute_ns", "decode_link_bytes", "decode_bare_ns")
     return replace(
         scenes[0].bound,
         **{name: sum(getattr(one.bound, name) for one in scenes) for name in sums},

@@ -220,6 +220,13 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
     if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:
         slots = describe_capacity(gpu["experts"], model.expert_bytes, model.experts)
         notes.append(f"has no use for the whole cache: {slots}")
+    share = scene.bound.loop_share
+    if share is not None and share > 0.5:
+        loop = scene.hardware.software
+        notes.append(
+            f"launches and waits, not bytes, set the compute bound: {share:.0%} of it, by the {loop.kind} loop "
+            f"({loop.origin}); --loop takes another"
+        )
     if plan.host is not None:
         notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes
@@ -252,6 +259,8 @@ def _provenance(scene: Scene) -> dict[str, Any]:
         "hardware": scene.hardware.name,
         "hardware_measured": scene.hardware.link_measured,
         "link_source": scene.hardware.link_source,
+        "loop": scene.hardware.software.kind,
+        "loop_source": scene.hardware.software.origin,
         "software": scene.software.name,
         "profile": [{"trace": _from_here(t.source), "sha256": t.sha256} for t in scene.profile],
         "code": code_version(),

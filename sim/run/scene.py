@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -19,15 +19,21 @@ from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
 from sim.policies import Policy
 from sim.run.cache_size import parse_capacity
-from sim.workload import Workload, batched, workload
+from sim.view import PREDICTING
+from sim.schedules.grouping import REGROUPS, Regroup
+from sim.schedules.kv_cache import cache_bytes, with_moves
+from sim.schedules.lockstep import lockstep
+from sim.schedules.pipeline import PIPELINES, Pipeline
+from sim.workload import Schedule, Workload, batched, workload
 from traces.mix import mix
 from traces.models.known import as_traced, builtin, resolve_model
 from traces.models.spec import ModelSpec
 from traces.plausibility import doubts
+from traces.schema import PREDICTED
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
-CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB")]
+CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")]
 Split = Annotated[str, Help("which sequences to replay: eval, profile or all")]
 
 
@@ -50,6 +56,22 @@ class Scene:
     work: Workload
     notes: tuple[str, ...] = ()
     """What a person should know of it, whatever the policy."""
+    regroup: Regroup | None = None
+    """How tokens of two batches in lockstep are regrouped; None where batches do not run in lockstep."""
+    pipeline: Pipeline = "sequential"
+    """How much of predicting and regrouping runs beside steps."""
+    kv_more: int = 0
+    """Bytes that sequences in flight beyond one batch take for keys, values and states; ``budget`` is without them."""
+
+    def with_cache(self, cache: str) -> "Scene":
+        """The same with a cache as a person writes it. Raises InputError for one that holds no expert."""
+        size, sizes = parse_capacity(cache, self.model.expert_bytes, self.model.experts), self.model.expert_bytes
+        if size - self.kv_more < max(sizes):
+            raise InputError(
+                f"--cache {cache!r}: {self.kv_more:,} of {size:,} bytes are taken by keys and values of sequences beyond "
+                f"--batch, and no expert of {max(sizes):,} fits; give at least {self.kv_more + max(sizes):,} bytes"
+            )
+        return replace(self, budget=size - self.kv_more)
 
     @cached_property
     def bound(self) -> Bounds:
@@ -68,10 +90,12 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "model": (str | Path | None, "a name or a config.json"),
     "hardware": (str | Path, "a name or a .toml"),
     "software": (str | Path, "a name or a .toml"),
-    "cache": (str, "a text: '64' (slots), '16/layer', '25%' or '4000MiB'"),
+    "cache": (str, "a text: '64' (slots), '25%', '4000MiB' or '16GiB'"),
     "profile": (tuple | None, "a tuple of paths"),
     "split": (str, "profile, eval or all"),
     "batch": (int, "a whole number"),
+    "regroup": (str | None, f"one of {', '.join(REGROUPS)}"),
+    "pipeline": (str, f"one of {', '.join(PIPELINES)}"),
     "seed": (int, "a whole number"),
 }
 """Of each field of `SceneOptions`: what its value may be, and how a person is told so."""
@@ -103,6 +127,21 @@ class SceneOptions:
     ] = None
     split: Split = "eval"
     batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
+    regroup: Annotated[
+        Regroup | None,
+        Help(
+            "run two batches in lockstep and regroup their tokens by predicted routes: kmeans or exact; or random, or "
+            "none, where they stay",
+            show_default=False,
+        ),
+    ] = None
+    pipeline: Annotated[
+        Pipeline,
+        Help(
+            "what of predicting and regrouping runs beside steps: nothing (sequential), what can (overlapped), more "
+            "with two pairs of batches in flight (dual-batch), or all, as if tokens were known ahead (clairvoyant)"
+        ),
+    ] = "sequential"
     seed: Annotated[WholeNumber, Help("for policies that draw at random")] = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +150,9 @@ class SceneOptions:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise InputError(f"{name}: {value!r:.80}; expected {wanted}")
+        for name, known in (("regroup", REGROUPS), ("pipeline", PIPELINES)):
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise InputError(f"{name}: {value!r:.80}; expected one of {', '.join(known)}")
         for name in ("traces", "profile"):
             for path in getattr(self, name) or ():
                 if not isinstance(path, str | Path):
@@ -126,6 +168,8 @@ def scene(
     traces: str | Path | Sequence[str | Path], *, learns: bool = True, model: str | None = None,
     hardware: str = DEFAULT_HARDWARE, software: str = DEFAULT_SOFTWARE, cache: str = DEFAULT_CACHE,
     profile: str | Path | Sequence[str | Path] | None = None, split: str = "eval", batch: int = 1, seed: int = 0,
+    regroup: Regroup | None = None,
+    pipeline: Pipeline = "sequential",
 ) -> Scene:  # fmt: skip
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
 
@@ -134,6 +178,7 @@ def scene(
     options = SceneOptions(
         _paths(traces), model=model, hardware=hardware, software=software, cache=cache,
         profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed,
+        regroup=regroup, pipeline=pipeline,
     )  # fmt: skip
     return scene_of(options, learns=learns)
 
@@ -186,13 +231,27 @@ def scene_of(
     traces = load(options.traces, options.split, options.profile, learns)
     model, notes = _charged_model(traces.whole, options.model)
     hardware = hardware or Hardware.load(options.hardware)
-    budget = parse_capacity(options.cache, model.expert_bytes, model.experts)
-    work = workload(traces.chosen, model, hardware, batched(traces.chosen, options.batch))
+    schedule, kv_more = _scheduled(traces.chosen, model, options)
+    work = with_moves(workload(traces.chosen, model, hardware, schedule), traces.chosen, model, hardware)
     software = software or PredictionCosts.load(options.software, hardware)
-    return Scene(
-        traces.chosen, traces.profile, model, hardware, software, budget, options.batch, options.split, options.seed,
-        work, notes=tuple(dict.fromkeys([*notes, *traces.doubts])),
+    here = Scene(
+        traces.chosen, traces.profile, model, hardware, software, 0, options.batch, options.split, options.seed,
+        work, notes=tuple(dict.fromkeys([*notes, *traces.doubts])), regroup=options.regroup, pipeline=options.pipeline,
+        kv_more=kv_more,
     )  # fmt: skip
+    return here.with_cache(options.cache)
+
+
+def _scheduled(trace: Trace, model: ModelSpec, options: SceneOptions) -> tuple[Schedule, int]:
+    """The order of steps, and the bytes that its sequences have cached at most beyond those of one batch."""
+    plain = batched(trace, options.batch)
+    if options.regroup is None:
+        if options.pipeline == "dual-batch":
+            raise InputError("--pipeline dual-batch: needs two batches in lockstep; expected --regroup with it")
+        return plain, 0
+    pairs = 2 if options.pipeline == "dual-batch" else 1
+    schedule = lockstep(trace, options.batch, options.regroup, pairs=pairs, seed=options.seed)
+    return schedule, max(0, cache_bytes(trace, schedule, model) - cache_bytes(trace, plain, model))
 
 
 def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[str, ...]]:
@@ -282,7 +341,8 @@ def lacking(scene: Scene, kind: type[Policy]) -> str | None:
     """What a policy of this kind needs and the scene does not have, as the end of a sentence; None if nothing."""
     missing = [name for name in sorted(kind.needs) if getattr(scene.trace, name) is None]
     if missing:
-        return f"the trace {scene.trace.source} has no array {missing[0]}, which it needs"
+        way = f"; {PREDICTING}" if missing[0] in PREDICTED else ""
+        return f"the trace {scene.trace.source} has no array {missing[0]}, which it needs{way}"
     if kind.learns and not scene.profile:
         return f"it learns from a profile split and {scene.trace.source} has none; name traces with --profile"
     return None

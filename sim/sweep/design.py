@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_jsonable_python
 
 from ground.errors import InputError
+from sim.machine.assembly import Assembly
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import MEASURED, PredictionCosts
 from sim.policies import parameters_of, policy_class
@@ -17,6 +18,7 @@ from sim.run.replay_options import ReplayOptions
 from sim.sweep.fields import DEFAULT_POLICY, PARAMETER
 
 _Profile = TypeVar("_Profile")
+_Name = TypeVar("_Name")
 Changes = tuple[tuple[str, float | str], ...]
 """Figures of a profile by dotted name, and what they are instead: a number, or ``x`` and a factor."""
 
@@ -59,15 +61,19 @@ class Design:
         return policy_class(self.policy.name).learns
 
 
-def hardware_of(name: str, changes: Changes) -> Hardware:
+def hardware_of(machine: Assembly, changes: Changes) -> Hardware:
     """A machine, some figures of which are others. Raises InputError, and OSError if a file cannot be read."""
-    return _hardware(name, changes, file_state(name))
+    return _hardware(machine, changes, machine_state(machine))
 
 
-def software_of(name: str, changes: Changes, hardware_name: str, hardware_changes: Changes) -> PredictionCosts:
+def software_of(name: str, changes: Changes, machine: Assembly, machine_changes: Changes) -> PredictionCosts:
     """The same of what predictions cost on a machine."""
-    states = (file_state(name), file_state(hardware_name))
-    return _software(name, changes, hardware_name, hardware_changes, states)
+    return _software(name, changes, machine, machine_changes, (file_state(name), machine_state(machine)))
+
+
+def machine_state(machine: Assembly) -> tuple[tuple[int, ...], ...]:
+    """What changes when one of its files does."""
+    return tuple(map(file_state, machine.files))
 
 
 def file_state(name: str | Path) -> tuple[int, ...]:
@@ -80,8 +86,8 @@ def file_state(name: str | Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def _hardware(name: str, changes: Changes, state: object) -> Hardware:
-    plain = _profile(Hardware.load, name, state)
+def _hardware(machine: Assembly, changes: Changes, state: object) -> Hardware:
+    plain, name = _profile(Assembly.load, machine, state), machine.hardware
     if not changes:
         return plain
     return Hardware.from_dict(_changed(plain.model_dump(by_alias=True, exclude_none=True), changes, name), name)
@@ -89,10 +95,10 @@ def _hardware(name: str, changes: Changes, state: object) -> Hardware:
 
 @lru_cache(maxsize=256)
 def _software(
-    name: str, changes: Changes, hardware_name: str, hardware_changes: Changes, states: object
+    name: str, changes: Changes, machine: Assembly, machine_changes: Changes, states: object
 ) -> PredictionCosts:
     if name.lower() in MEASURED:
-        plain = PredictionCosts.load(name, hardware_of(hardware_name, hardware_changes))
+        plain = PredictionCosts.load(name, hardware_of(machine, machine_changes))
     else:
         plain = _profile(PredictionCosts.load, name, states)
     if not changes:
@@ -101,7 +107,7 @@ def _software(
 
 
 @lru_cache(maxsize=64)
-def _profile(load: Callable[[str], _Profile], name: str, state: object) -> _Profile:
+def _profile(load: Callable[[_Name], _Profile], name: _Name, state: object) -> _Profile:
     return load(name)
 
 

@@ -12,7 +12,6 @@ from sim.bounds import Bounds
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.report.metrics import Report
 from sim.report.shares import shares
-from sim.run.cache_size import parse_capacity
 from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
 from sim.run.scene import LoadedTraces, Scene, load_traces, scene_of
@@ -83,11 +82,10 @@ def scene_at(design: Design) -> Scene:
     """The scene of a design. Raises as `sim.run.scene.scene_of` does."""
     options, hardware, software = design.options, design.changes("hardware"), design.changes("software")
     content = (*inputs(options), file_state(options.hardware), file_state(options.software))
-    alike = replace(options, cache="100%", seed=min(options.seed, 0), **_of_the_run)
+    alike = replace(options, cache="100%", seed=options.seed if options.regroup else min(options.seed, 0), **_of_the_run)
     place = _place(alike, design.learns, hardware, software, content)
-    budget = parse_capacity(options.cache, place.model.expert_bytes, place.model.experts)
-    here = replace(place, budget=budget, seed=options.seed)
-    key = (replace(alike, software=DEFAULT_SOFTWARE), hardware, content, budget)
+    here = replace(place.with_cache(options.cache), seed=options.seed)
+    key = (replace(alike, software=DEFAULT_SOFTWARE), hardware, content, here.budget)
     if key in _bounds:
         vars(here)["bound"] = _bounds[key]  # where a cached property keeps it
     else:

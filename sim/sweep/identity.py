@@ -16,7 +16,7 @@ from sim.run.replay_options import ReplayOptions
 from sim.run.scene import bundled_traces, code_version
 from sim.sweep.design import Design, file_state, hardware_of, software_of
 
-_READ = frozenset({"_", "traces", "mix", "profile", "model", "hardware", "software"})
+_READ = frozenset({"_", "traces", "mix", "profile", "model", "hardware", "loop", "link", "software"})
 """Options that name what is read: their content counts."""
 
 
@@ -26,9 +26,9 @@ def identity(design: Design) -> str:
     Raises InputError for what is wrong with its fields, OSError for a file that cannot be read.
     """
     options, policy = design.options, design.policy
-    machine = hardware_of(options.hardware, design.changes("hardware"))
+    machine = hardware_of(options.machine, design.changes("hardware"))
     costs = software_of(
-        options.software, design.changes("software"), options.hardware, design.changes("hardware")
+        options.software, design.changes("software"), options.machine, design.changes("hardware")
     )  # fmt: skip
     about = {
         "code": code_version(),

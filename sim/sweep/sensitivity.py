@@ -77,7 +77,7 @@ def varied(every: Iterable[tuple[str, Design]]) -> Iterator[Varied]:
     """Each design with each range of which its profile assumes all figures, and it sets none itself; at both ends."""
     for key, design in every:
         try:
-            machine = hardware_of(design.options.hardware, design.changes("hardware"))
+            machine = hardware_of(design.options.machine, design.changes("hardware"))
         except (InputError, OSError):  # its own row says why it cannot be run
             continue
         open_to = assumed(machine) - {figure for figure, _ in design.changes("hardware")}

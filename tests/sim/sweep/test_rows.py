@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ground.command_line import Help
 from ground.whole_number import WholeNumber
+from sim.machine.assembly import Assembly
 from sim.policies import Policy, policy_classes
 from sim.run.replay_options import ReplayOptions
 from sim.sweep.design import Design, hardware_of
@@ -120,11 +121,11 @@ def test_a_figure_that_is_set_or_multiplied_is_that_of_a_profile_with_it(
 
 def test_a_factor_of_a_measured_curve_multiplies_its_times_and_leaves_the_profile_as_it_is(trace: Path) -> None:
     size = 2**20
-    plain = hardware_of("h200", ()).copy_ns(size)
+    plain = hardware_of(Assembly("h200"), ()).copy_ns(size)
     one = design(trace=str(trace), hardware="h200", hardware__link__h2d="x3", hardware__link__queued="x3")
-    changed = hardware_of("h200", one.changes("hardware"))
+    changed = hardware_of(Assembly("h200"), one.changes("hardware"))
     assert abs(changed.copy_ns(size) - 3 * plain) <= 3 and not changed.link_measured
-    assert hardware_of("h200", ()).copy_ns(size) == plain
+    assert hardware_of(Assembly("h200"), ()).copy_ns(size) == plain
     assert row(one).values["tokens_per_s"] < row(design(trace=str(trace), hardware="h200")).values["tokens_per_s"]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.machine.assembly import Assembly
 from sim.machine.hardware import Hardware, builtin_hardware
 from sim.sweep.design import hardware_of
 from sim.sweep.log import Log
@@ -21,7 +22,7 @@ def test_every_figure_that_a_built_in_profile_assumes_has_a_range_within_which_i
     known = {figure for one in ranges() for figure in one.figures}
     assert assumed(Hardware.load(name)) <= known
     for one in varied([("", design(trace="a.npz", hardware=name))]):
-        assert hardware_of(name, one.design.changes("hardware")).name != name
+        assert hardware_of(Assembly(name), one.design.changes("hardware")).name != name
     assert all(low < 1 < high for one in ranges() for low, high in one.figures.values())
 
 
