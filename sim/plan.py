@@ -207,6 +207,10 @@ class Prediction:
     charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT. ``before_demands``:
     when a layer's route is known, all that is decided then (values, prediction, requests) comes before the layer's
     experts are looked up and demanded, instead of after; a slow prediction then holds the demands up.
+
+    ``ahead``: what is predicted as steps begin needs the tokens of the step and nothing else. So it is made beside the
+    steps, by what `sim.schedules.pipeline` calls the predictor, and the step waits until it is there: how long that is
+    the run's pipeline says. Real runs predict when the step begins.
     """
 
     moment: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -214,6 +218,7 @@ class Prediction:
     critical: bool = True
     prompt_ns: int = 0
     before_demands: bool = False
+    ahead: bool = False
 
     def check(self, n_layers: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays or a time below 0."""
@@ -222,6 +227,7 @@ class Prediction:
         _number("prediction.prompt_ns", self.prompt_ns)
         _switch("prediction.critical", self.critical)
         _switch("prediction.before_demands", self.before_demands)
+        _switch("prediction.ahead", self.ahead)
 
     def total_ns(self, prefills: int) -> int:
         """Time of all predictions of a run with so many prefills."""

@@ -29,16 +29,29 @@ class Schedule:
     Attributes:
         phase: PREFILL (0) or DECODE (1), a step (S,).
         offsets, rows: step ``s`` runs trace rows ``rows[offsets[s]:offsets[s+1]]``.
+        begin: the first step of the round that each belongs to (S,). What is decided of the steps of a round is decided
+            together, before it begins. None: every step is a round.
+        moved: whether a row's sequence was in another batch before, so that what it has cached moves, one of ``rows``
+            each. None: nobody moves.
     """
 
     phase: np.ndarray
     offsets: np.ndarray
     rows: np.ndarray
+    begin: np.ndarray | None = None
+    moved: np.ndarray | None = None
 
     @property
     def n_steps(self) -> int:
         """Steps of the run, S."""
         return len(self.phase)
+
+
+def sequence_parts(trace: Trace) -> list[tuple[int, int, int]]:
+    """Of each sequence its first row, its first decode row and the row after its last one."""
+    bounds = trace.offsets
+    decode_from = bounds[:-1] + np.add.reduceat(trace.phase == PREFILL, bounds[:-1])
+    return list(zip(bounds[:-1].tolist(), decode_from.tolist(), bounds[1:].tolist(), strict=True))
 
 
 def batched(trace: Trace, batch: int) -> Schedule:
@@ -49,9 +62,7 @@ def batched(trace: Trace, batch: int) -> Schedule:
     """
     if batch < 1:
         raise InputError(f"batch: {batch} sequences; give at least 1")
-    bounds = np.searchsorted(trace.sequence, np.arange(trace.n_sequences + 1))
-    decode_from = bounds[:-1] + np.add.reduceat(trace.phase == PREFILL, bounds[:-1])
-    waiting = list(zip(bounds[:-1].tolist(), decode_from.tolist(), bounds[1:].tolist(), strict=True))[::-1]
+    waiting = sequence_parts(trace)[::-1]
     phase: list[int] = []
     steps: list[list[int]] = []
     active: list[list[int]] = []
@@ -105,6 +116,8 @@ class Workload:
         split_wave_ns: what those that are there take more in a split wave, awaited ones beside them or not, by their
             number (E + 1,) int64; of calls whose experts have one row each. It is counted as nobody's compute time
             either. None: nothing.
+        move_ns: GPU time before a step's first layer, for what is cached of rows that come from another batch (S,)
+            int64. None: nothing moves.
     """
 
     schedule: Schedule
@@ -127,6 +140,7 @@ class Workload:
     awaited_ns: np.ndarray | None = None
     beside_copy_ns: int = 0
     split_wave_ns: np.ndarray | None = None
+    move_ns: np.ndarray | None = None
 
     @property
     def n_calls(self) -> int:
@@ -168,7 +182,8 @@ class Workload:
         each = self.expert_ns if expert_ns is None else expert_ns
         experts = np.add.reduceat(np.append(each, 0), self.offsets[:-1]) * (np.diff(self.offsets) > 0)
         calls = self.layer_ns + self.shared_ns + experts
-        return calls.reshape(-1, self.n_layers).sum(1) + self.head_ns
+        moves = 0 if self.move_ns is None else self.move_ns
+        return np.asarray(calls.reshape(-1, self.n_layers).sum(1) + self.head_ns + moves)
 
     def check_size(self, prefetches: int = 0, predicting_ns: int = 0) -> None:
         """Raise InputError if a run could overflow 64 bits, so many prefetches and so much prediction included.
@@ -178,6 +193,7 @@ class Workload:
         work = (self.layer_ns, self.shared_ns, np.maximum(self.expert_ns, self.if_awaited_ns), self.head_ns)
         busy = sum(int(part.max(initial=0)) * len(part) for part in work)
         apart = 0 if self.split_wave_ns is None else int(self.split_wave_ns.max())
+        busy += 0 if self.move_ns is None else int(self.move_ns.max(initial=0)) * len(self.move_ns)
         busy += (self.launch_ns + apart) * len(self.expert) + self.beside_copy_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
         ns = busy + predicting_ns + transfers * max(self.copy_ns)

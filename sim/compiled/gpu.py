@@ -21,6 +21,7 @@ from sim.compiled.machine import (
     number_at,
     piece_at,
     slot_at,
+    task_at,
     transfer_at,
 )
 from sim.compiled.order import needed, valued
@@ -40,6 +41,10 @@ def run(m: Any) -> bool:
         if m.ring and step == 0:
             _stream(m, 0)
             kick(m)
+        if m.prepares:
+            _await_preparation(m, step)
+        if m.moves:
+            advance(m, m.now + number_at(m.move_ns, step).n)
         if m.phase == PREFILL and m.prompt_ns:
             advance(m, m.now + m.prompt_ns)
             number_at(m.predict, step).n += m.prompt_ns
@@ -55,6 +60,22 @@ def run(m: Any) -> bool:
         number_at(m.finish, step).n = m.now
     close(m)
     return True
+
+
+@inner
+def _await_preparation(m: Any, step: int) -> None:
+    """Stand still until what is predicted and scheduled for the step is there (``sim.schedules.pipeline.Lanes``)."""
+    ready = 0
+    for i in range(number_at(m.tasks_of, step).n, number_at(m.tasks_of, step + 1).n):
+        task = task_at(m.tasks, i)
+        begin = number_at(m.finish, task.after).n if task.after >= 0 else 0
+        for lane in range(task.lane + 1):
+            begin = max(begin, number_at(m.lanes, lane).n)
+        ready = begin + task.ns
+        number_at(m.lanes, task.lane).n = ready
+    if ready > m.now:
+        number_at(m.predict, step).n += ready - m.now
+        advance(m, ready)
 
 
 @inner

@@ -16,6 +16,7 @@ from sim.eviction import EVICTIONS, NEVER, foresees, goes_by_values
 from sim.log import Counters, Log
 from sim.plan import Discipline, Plan
 from sim.run.terms import RunTerms, Slots
+from sim.schedules.pipeline import LANES, Preparation
 from sim.workload import Workload
 
 NOBODY = -1
@@ -88,6 +89,8 @@ READY, UNDER_WAY, LACKING = range(3)
 MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value")])
 # New values come into force for ``count`` experts from ``expert`` on; they stand from ``row`` on in the table.
 VALUED = np.dtype([(name, np.int64) for name in ("expert", "count", "row")])
+# Work beside the GPU: tasks first to last are of a step.
+TASK = np.dtype([(name, np.int64) for name in ("lane", "after", "ns")])
 REQUEST = np.dtype([(name, np.int64) for name in ("expert", "call", "priority")])
 NUMBER = np.dtype([("n", np.int64)])
 BYTE = np.dtype([("n", np.uint8)])
@@ -97,13 +100,13 @@ _CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", "host_shared", "split_wave_ns",
               "single", "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
-              "moments", "requests", "valued", "table")  # fmt: skip
+              "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of", "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident", "most_issued", "only_idle")
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
-           "waits", "parts")  # fmt: skip
+           "waits", "parts", "moves", "prepares")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS)
 _STATE = (
     "now",
@@ -131,6 +134,7 @@ piece_at = records_of(PIECE)
 moment_at = records_of(MOMENT)
 request_at = records_of(REQUEST)
 valued_at = records_of(VALUED)
+task_at = records_of(TASK)
 number_at = records_of(NUMBER)
 byte_at = records_of(BYTE)
 counts_at = records_of(COUNTS)
@@ -204,6 +208,10 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "requests": requests,
         "valued": valued,
         "table": _whole(values.table if values else None),
+        "move_ns": _whole(work.move_ns),
+        "tasks": _tasks(terms.preparation),
+        "tasks_of": _whole(terms.preparation.offsets if terms.preparation else None),
+        "lanes": np.zeros(len(LANES), np.int64),
     }
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
@@ -212,6 +220,8 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         **{name: getattr(work, name) for name in _OF_WORK},
         **{name: getattr(plan, name) for name in _OF_PLAN},
         **{name: getattr(plan.prediction, name) for name in _OF_PREDICTION},
+        "moves": work.move_ns is not None,
+        "prepares": terms.preparation is not None,
         "rule": RULES.index(str(plan.eviction)),
         "foresees": future,
         "discipline": DISCIPLINES.index(terms.discipline),
@@ -259,6 +269,13 @@ def _transfers(work: Workload) -> np.ndarray:
     transfers["startup"] = copy_ns - transfers["body"]
     transfers["late_at"] = -1
     return transfers
+
+
+def _tasks(preparation: Preparation | None) -> np.ndarray:
+    tasks = np.zeros(0 if preparation is None else len(preparation.ns), TASK)
+    if preparation is not None:
+        tasks["lane"], tasks["after"], tasks["ns"] = preparation.lane, preparation.after, preparation.ns
+    return tasks
 
 
 def _moments(plan: Plan, n_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

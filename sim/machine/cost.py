@@ -148,6 +148,17 @@ class Costs:
         total += self._block(weights * self.model.embedding_bytes, 2.0 * logits * weights, 0.0)
         return _whole(total)
 
+    def move_ns(self, tokens: ArrayLike, sequences: ArrayLike) -> np.ndarray:
+        """Time of copying, within GPU memory, what so many sequences have cached of so many tokens; 0 for none.
+
+        Keys, values and states are read once and written once, by one kernel launch. Keys and values of what an encoder
+        read are not among them: a decoder's trace does not say how much that was.
+        """
+        size = np.multiply(tokens, self.model.kv_bytes_per_token) + np.multiply(
+            sequences, self.model.state_bytes_per_sequence
+        )
+        return _whole(np.where(size > 0, self._operation_ns + 2 * size * self._memory_ns, 0.0))
+
     def _block(self, size: ArrayLike, flops: ArrayLike, floor_ns: float) -> np.ndarray:
         """The formula of the module's first paragraph."""
         roofline = np.maximum(np.multiply(size, self._memory_ns), np.multiply(flops, self._flop_ns))

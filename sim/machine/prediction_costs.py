@@ -19,7 +19,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ground.errors import InputError
-from sim.machine.figures import Figure, Profile, builtin_names, profile_text
+from sim.machine.figures import Figure, Number, Profile, builtin_names, profile_text
 from sim.machine.hardware import Hardware, Lookups
 
 _BUILT_IN = "sim.machine.software"
@@ -34,6 +34,10 @@ class PredictionCosts(Lookups, Profile):
     """What reports call it."""
     description: str = ""
     """The way of predicting in a few words."""
+    regroup_us: Number = Figure(value=160, source="numpy on one core of an AMD EPYC", measured=True)
+    """Microseconds that splitting the tokens of two batches takes (``sim.schedules.grouping``), whatever their size."""
+    regroup_ns: Number = Figure(value=5, source="as regroup_us", measured=True)
+    """Nanoseconds that it takes more for each token and expert of all layers."""
     where: Literal["host", "gpu"]
     """Where tables lie and are searched; on the host they take no GPU memory."""
 
@@ -95,6 +99,10 @@ class PredictionCosts(Lookups, Profile):
             return 0
         wait = hardware.software.route_wait_us.value * 1e3 if self.where == "host" else 0.0
         return _whole(wait + self._block(hardware, self.network_us, parameters, 2 * parameters * rows))
+
+    def regroup_time_ns(self, tokens: int, experts: int) -> int:
+        """Splitting so many tokens of two batches by their routes over so many experts of all layers, on the host."""
+        return _whole(self.regroup_us.value * 1e3 + self.regroup_ns.value * tokens * experts)
 
     def load_ns(self, hardware: Hardware, size: int) -> int:
         """Copying a table of ``size`` bytes to where it is searched: over the idle link, or nothing on the host."""

@@ -37,6 +37,9 @@ def heading(report: Report, runs: int = 1) -> Text:
         costs = f"on {p['device']}; plans made with {costs}"
     text.append(f"\n  {costs}")
     text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
+    if s["regroup"] or s["pipeline"] != "sequential":
+        ahead = " (clairvoyant: recorded tokens are fed ahead)" if s["pipeline"] == "clairvoyant" else ""
+        text.append(f"\n  regroup {s['regroup'] or 'no'}, pipeline {s['pipeline']}{ahead}")
     link = f"link {s['discipline']}, {s['chunks']} chunks"
     made = f"code {p['code']}, trace {p['trace_sha256'][:12]}"
     text.append(f"\n  engine {s['engine']}, {link}, seed {p['seed']}; {made}", style="dim")

@@ -1,7 +1,7 @@
 """A run as a Chrome trace, to look at in https://ui.perfetto.dev or chrome://tracing.
 
 Tracks: steps; the GPU's compute; its stalls, by the expert waited for; the link, a slice a stretch of copying; instants
-for prefetch requests and evictions.
+for prefetch requests and evictions; the path predictor and the token scheduler, where a run has them.
 """
 
 import gzip
@@ -14,6 +14,8 @@ from typing import IO, cast
 from ground.files import atomic_path
 
 _TRACKS = {1: "steps", 2: "GPU compute", 3: "GPU stall", 4: "link (host to GPU)", 5: "requests", 6: "evictions"}
+_BESIDE = {"predict": (7, "predictor"), "schedule": (8, "scheduler")}
+"""Tracks that are there where a run has something on them."""
 
 
 class Timeline:
@@ -25,7 +27,13 @@ class Timeline:
         self._experts = n_experts
         out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         out.write('{"ph":"M","pid":1,"name":"process_name","args":{"name":"moe-replay (simulated)"}}')
+        self._named: set[int] = set()
         for track, name in _TRACKS.items():
+            self._track(track, name)
+
+    def _track(self, track: int, name: str) -> None:
+        if track not in self._named:
+            self._named.add(track)
             self._event('"ph":"M"', track, '"name":"thread_name"', f'"name":"{name}"')
             self._event('"ph":"M"', track, '"name":"thread_sort_index"', f'"sort_index":{track}')
 
@@ -54,6 +62,12 @@ class Timeline:
     def compute(self, begin: int, end: int, what: str, call: int) -> None:
         """GPU work."""
         self._slice(2, begin, end, f"{what} L{call % self._layers}", f'"call":{call}')
+
+    def beside(self, begin: int, end: int, what: str, step: int) -> None:
+        """Predictor or scheduler at work."""
+        track, name = _BESIDE[what]
+        self._track(track, name)
+        self._slice(track, begin, end, f"{what} for step {step}")
 
     def stall(self, begin: int, end: int, expert: int, call: int, kind: str) -> None:
         """GPU waiting."""

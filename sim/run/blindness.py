@@ -86,6 +86,7 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
 _OF_ALL_THE_RUN = attrgetter(
     "per_layer", "keep", "stream_prefill", "ring", "everything_resident", "gpu_bytes", "most_bytes", "discipline",
     "chunks", "most_issued", "only_idle", "prediction.critical", "prediction.prompt_ns", "prediction.before_demands",
+    "prediction.ahead",
 )  # fmt: skip
 """What a plan decides once, before the run: not its ``note``, which may say what it likes and changes nothing."""
 _OF_THE_HOST = attrgetter("fixed_ns", "read_ns", "shared_ns", "row_ns", "reserved", "beside")

@@ -32,6 +32,8 @@ def replay_cold(
 
     Raises InputError, also for sequences that decode together: they share a cache.
     """
+    if scene.regroup is not None:
+        raise InputError("--cold: sequences run one by one; expected no --regroup")
     if scene.batch != 1:
         raise InputError(f"--cold: {scene.batch} sequences decode together and share a cache; expected --batch 1")
     runs: list[PreparedRun] = []

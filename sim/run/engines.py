@@ -12,6 +12,7 @@ from sim.plan import Plan
 from sim.run.observer import Observer
 from sim.run.simpy_engine import Run
 from sim.run.terms import RunTerms
+from sim.schedules.pipeline import without_ahead
 from sim.workload import Workload
 
 Engine = Literal["auto", "simpy", "compiled"]
@@ -37,6 +38,8 @@ def execute(
     """
     if engine not in get_args(Engine):
         raise InputError(f"engine: {engine!r}; expected one of {', '.join(get_args(Engine))}")
+    if terms.preparation is not None:
+        plan = without_ahead(plan, work.n_layers)
     watched = observer is not None
     notes: tuple[str, ...] = ()
     if engine == "compiled" and watched:

@@ -4,7 +4,9 @@ from typing import Literal, Protocol
 
 Copy = Literal["demand", "prefetch", "joined"]
 """What a transfer is for; a prefetch that a call waits for by now is joined."""
-Work = Literal["attention", "experts", "predict", "prompt", "head"]
+Work = Literal["attention", "experts", "predict", "prompt", "head", "move"]
+Aside = Literal["predict", "schedule"]
+"""What runs beside the GPU: a path predictor, and the scheduler that regroups tokens."""
 Stall = Literal["demand", "late", "host"]
 Outcome = Literal["issued", "queued", "resident"]
 """What a request came to; one for an expert that is under way already is queued."""
@@ -21,6 +23,9 @@ class Observer(Protocol):
 
     def compute(self, begin: int, end: int, what: Work, call: int) -> None:
         """GPU time."""
+
+    def beside(self, begin: int, end: int, what: Aside, step: int) -> None:
+        """Work beside the GPU that ``step`` waits for, and steps after it; told when ``step`` asks for it."""
 
     def stall(self, begin: int, end: int, expert: int, call: int, kind: Stall) -> None:
         """The GPU waited for a copy of ``expert`` (demand, late), or for the host, which ran it last."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from ground.errors import InputError
 from ground.foreign_code import errors_name
+from ground.text import amount
 from sim.bounds import Bounds
 from sim.eviction import foresees
 from sim.log import Log
@@ -37,8 +38,11 @@ from sim.run.kept_plans import declared, kept_or_made
 from sim.run.observer import Observer
 from sim.run.scene import Scene, code_version, lacking
 from sim.run.terms import RunTerms, TooSmallError, least_slot_bytes, settle
+from sim.schedules.grouping import BY_PREDICTION
+from sim.schedules.kv_cache import cache_bytes
+from sim.schedules.pipeline import PATH_WEIGHTS, Preparation, preparation
 from sim.view import View
-from sim.workload import Workload, cached_tokens
+from sim.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +127,11 @@ def prepare(
         parameters = made.parameters.model_dump(mode="json")
     told = {"trace": scene.trace.sha256, "split": scene.split, "batch": scene.batch, "code": code_version()}
     plan = kept_or_made(made, setting, view, told | {"steps": _digest(view)} if kind.keeps_plan else told)
+    regroups = scene.regroup in BY_PREDICTION
+    if regroups and not plan.prediction.ahead:  # else the plan has them
+        plan = replace(plan, gpu_bytes=plan.gpu_bytes + scene.software.table_bytes(_path_weights(scene)))
     terms = settle_for(kind, scene.work, plan, scene.budget, discipline, chunks)
+    terms = replace(terms, preparation=_preparation(scene, plan))
     if foresees(plan.eviction) and not kind.clairvoyant:
         raise InputError(
             f"policy {kind.name}: its eviction rule {plan.eviction} is told the future; expected another rule, or a "
@@ -143,6 +151,25 @@ def replay(
     """``prepare`` a run, and ``PreparedRun.simulate`` it. Raises InputError."""
     run = prepare(scene, policy, values, discipline=discipline, chunks=chunks)
     return run.simulate(engine=engine, observer=observer, progress=progress)
+
+
+def _preparation(scene: Scene, plan: Plan) -> Preparation | None:
+    """What steps of ``plan`` wait for before they begin."""
+    weights = _path_weights(scene)
+    experts = scene.trace.n_layers * scene.trace.n_experts
+    found = preparation(
+        scene.trace, scene.work.schedule, scene.pipeline, plan, regroups=scene.regroup in BY_PREDICTION,
+        predict_ns=lambda rows: scene.software.network_ns(scene.hardware, weights, rows),
+        schedule_ns=lambda rows: scene.software.regroup_time_ns(rows, experts),
+    )  # fmt: skip
+    if found is not None:
+        scene.work.check_size(predicting_ns=int(found.ns.sum()))
+    return found
+
+
+def _path_weights(scene: Scene) -> int:
+    """Of the predictor by whose predictions tokens are regrouped."""
+    return int(scene.trace.meta.get("predictor", {}).get("parameters", PATH_WEIGHTS))
 
 
 def settle_for(
@@ -183,14 +210,14 @@ def report(
         "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
-        "kv": int(cached_tokens(scene.trace, scene.work.schedule).max()) * model.kv_bytes_per_token
-        + min(scene.batch, scene.trace.n_sequences) * model.state_bytes_per_sequence,
+        "kv": cache_bytes(scene.trace, scene.work.schedule, model),
     }
     settings = {
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,
         "batch": scene.batch, "split": scene.split, "discipline": run.terms.discipline, "chunks": run.terms.chunks,
-        "engine": engine, "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
-        "reference": reference(run.policy, plan),
+        "engine": engine, "regroup": scene.regroup, "pipeline": scene.pipeline,
+        "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
+        "reference": reference(run.policy, plan, scene),
     }  # fmt: skip
     # A reference that holds every expert is not held to what a smaller memory must move.
     bound = bound or scene.bound
@@ -203,8 +230,12 @@ def report(
     )  # fmt: skip
 
 
-def reference(kind: type[Policy], plan: Plan) -> str:
-    """Why a policy is something to compare with and no system of equal means, to follow its name; empty for one."""
+def reference(kind: type[Policy], plan: Plan, scene: Scene) -> str:
+    """Why a run is something to compare with and no system of equal means, to follow its policy's name; else empty."""
+    if scene.pipeline == "clairvoyant":
+        return "is fed recorded tokens ahead of their time"
+    if scene.regroup == "exact":
+        return "has its tokens regrouped by trying all splits, whose time is not charged"
     if kind.clairvoyant:
         return "knows the future"
     if kind.foresight:
@@ -215,6 +246,10 @@ def reference(kind: type[Policy], plan: Plan) -> str:
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
     notes = [*scene.trace.meta.get("notes", []), *scene.notes, *filter(None, [plan.note])]
     model = scene.model
+    if scene.kv_more:
+        notes.append(
+            f"keys and values of sequences beyond --batch take {amount(scene.kv_more)} of the cache, shown without"
+        )
     if plan.everything_resident:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
     if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:

@@ -15,25 +15,26 @@ from ground.command_line import Help, release
 from ground.errors import InputError
 from ground.whole_number import WholeNumber
 from sim.bounds import Bounds, bounds
+from sim.machine.assembly import Assembly
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
 from sim.policies import Policy
 from sim.run.cache_size import parse_capacity
-from sim.view import PREDICTING
 from sim.schedules.grouping import REGROUPS, Regroup
 from sim.schedules.kv_cache import cache_bytes, with_moves
 from sim.schedules.lockstep import lockstep
 from sim.schedules.pipeline import PIPELINES, Pipeline
-from sim.workload import Schedule, Workload, batched, workload
+from sim.view import PREDICTING
+from sim.workload import Schedule, Workload, batched, without_loop, workload
 from traces.mix import mix
 from traces.models.known import as_traced, builtin, resolve_model
 from traces.models.spec import ModelSpec
 from traces.plausibility import doubts
-from traces.schema import PREDICTED
+from traces.schema import DECODE, PREDICTED
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
-CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 25% (of all experts), 4000MiB, 16GiB")]
+CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB")]
 Split = Annotated[str, Help("which sequences to replay: eval, profile or all")]
 
 
@@ -68,15 +69,17 @@ class Scene:
         size, sizes = parse_capacity(cache, self.model.expert_bytes, self.model.experts), self.model.expert_bytes
         if size - self.kv_more < max(sizes):
             raise InputError(
-                f"--cache {cache!r}: {self.kv_more:,} of {size:,} bytes are taken by keys and values of sequences beyond "
-                f"--batch, and no expert of {max(sizes):,} fits; give at least {self.kv_more + max(sizes):,} bytes"
+                f"--cache {cache!r}: keys and values of sequences beyond --batch take {self.kv_more:,} of {size:,} "
+                f"bytes, and no expert of {max(sizes):,} fits; give at least {self.kv_more + max(sizes):,}B"
             )
         return replace(self, budget=size - self.kv_more)
 
     @cached_property
     def bound(self) -> Bounds:
         """What no policy can beat."""
-        return bounds(self.work, self.budget, self.hardware.link_bytes_per_s)
+        bare = without_loop(self.work, self.trace, self.model, self.hardware)
+        decode_ns = int(bare.compute_ns()[self.work.schedule.phase == DECODE].sum())
+        return replace(bounds(self.work, self.budget, self.hardware.link_bytes_per_s), decode_bare_ns=decode_ns)
 
 
 def bundled_traces() -> list[Path]:
@@ -89,8 +92,10 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "traces": (tuple, "a tuple of paths"),
     "model": (str | Path | None, "a name or a config.json"),
     "hardware": (str | Path, "a name or a .toml"),
+    "loop": (str | Path | None, "eager, graphs, measured or a .toml"),
+    "link": (str | None, "a text such as 'pcie4x8'"),
     "software": (str | Path, "a name or a .toml"),
-    "cache": (str, "a text: '64' (slots), '25%', '4000MiB' or '16GiB'"),
+    "cache": (str, "a text: '64' (slots), '16/layer', '25%' or '4000MiB'"),
     "profile": (tuple | None, "a tuple of paths"),
     "split": (str, "profile, eval or all"),
     "batch": (int, "a whole number"),
@@ -113,6 +118,17 @@ class SceneOptions:
         str | None, Help("the model whose costs are charged: a name or a config.json; default: the trace's own")
     ] = None
     hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
+    loop: Annotated[
+        str | None,
+        Help(
+            "what drives the card: eager (kernel by kernel), graphs (CUDA graphs), measured (as its profile has it) or "
+            "a file, .toml; default: the profile's own",
+            show_default=False,
+        ),
+    ] = None
+    link: Annotated[
+        str | None, Help("the card's link, such as pcie4x8; default: the profile's own", show_default=False)
+    ] = None
     software: Annotated[
         str,
         Help(
@@ -161,14 +177,19 @@ class SceneOptions:
     @property
     def files(self) -> list[str | Path | None]:
         """All that is read for it, and so no place for an output."""
-        return [*self.traces, *(self.profile or bundled_traces()), self.model, self.hardware, self.software]
+        return [*self.traces, *(self.profile or bundled_traces()), self.model, *self.machine.files, self.software]
+
+    @property
+    def machine(self) -> Assembly:
+        """What the machine is put together from."""
+        return Assembly(self.hardware, self.loop, self.link)
 
 
 def scene(
     traces: str | Path | Sequence[str | Path], *, learns: bool = True, model: str | None = None,
     hardware: str = DEFAULT_HARDWARE, software: str = DEFAULT_SOFTWARE, cache: str = DEFAULT_CACHE,
     profile: str | Path | Sequence[str | Path] | None = None, split: str = "eval", batch: int = 1, seed: int = 0,
-    regroup: Regroup | None = None,
+    loop: str | None = None, link: str | None = None, regroup: Regroup | None = None,
     pipeline: Pipeline = "sequential",
 ) -> Scene:  # fmt: skip
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
@@ -177,7 +198,7 @@ def scene(
     """
     options = SceneOptions(
         _paths(traces), model=model, hardware=hardware, software=software, cache=cache,
-        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed,
+        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed, loop=loop, link=link,
         regroup=regroup, pipeline=pipeline,
     )  # fmt: skip
     return scene_of(options, learns=learns)
@@ -230,7 +251,7 @@ def scene_of(
         raise InputError(f"seed: {options.seed}; give at least 0")
     traces = load(options.traces, options.split, options.profile, learns)
     model, notes = _charged_model(traces.whole, options.model)
-    hardware = hardware or Hardware.load(options.hardware)
+    hardware = hardware or options.machine.load()
     schedule, kv_more = _scheduled(traces.chosen, model, options)
     work = with_moves(workload(traces.chosen, model, hardware, schedule), traces.chosen, model, hardware)
     software = software or PredictionCosts.load(options.software, hardware)

@@ -27,6 +27,7 @@ from sim.run.link_queue import Transfer
 from sim.run.observer import Observer, Stall, Work
 from sim.run.slots import RESIDENT, ExpertCache
 from sim.run.terms import RunTerms
+from sim.schedules.pipeline import LANES, Lanes
 from sim.workload import Workload
 from traces.schema import PREFILL
 
@@ -83,6 +84,7 @@ class Run:
         self.stall_host = [0] * work.n_calls
         self.waited = [0] * work.n_calls
         self.predict = [0] * n_steps
+        self._lanes = None if terms.preparation is None else Lanes(terms.preparation)
         self._at_moments = plan.by_moment(work.n_experts)
         self._may_stream = plan.stream_prefill or plan.ring
         self._before_demands = plan.prediction.before_demands
@@ -125,21 +127,12 @@ class Run:
         self._launch_ns = work.launch_ns
         self._split_wave_ns = [] if work.split_wave_ns is None else work.split_wave_ns.tolist()
         self._single = [] if work.split_wave_ns is None else work.single.tolist()
-        moments, observer = self._at_moments, self.observer
+        observer = self.observer
+        self._moves = [] if work.move_ns is None else work.move_ns.tolist()
         for step, phase in enumerate(phases):
             began = env.now
             link.phase = phase
-            if self.plan.ring and not step:
-                self.calls.stream(0)
-                link.kick()
-            if phase == PREFILL and self.plan.prediction.prompt_ns:
-                yield from self._catch_up()
-                yield from self._predicting(step, self.plan.prediction.prompt_ns, step * n_layers, "prompt")
-            moment = step * (n_layers + 1)
-            if moment in moments:
-                yield from self._catch_up()
-                yield from self._decide(moment, step)
-                link.kick()
+            yield from self._begin_step(step, phase)
             for layer in range(n_layers):
                 call = step * n_layers + layer
                 if self._alone():
@@ -287,6 +280,40 @@ class Run:
             self.stall_host[call] += ends - begin
             if self.observer:
                 self.observer.stall(begin, ends, expert, call, "host")
+
+    def _begin_step(self, step: int, phase: int) -> Generator[Event, None, None]:
+        """What comes before the first layer of a step."""
+        env, link, first = self.env, self.link, step * self.work.n_layers
+        if self.plan.ring and not step:
+            self.calls.stream(0)
+            link.kick()
+        if self._lanes is not None:
+            yield from self._prepared(step, self._lanes)
+        if self._moves and self._moves[step]:
+            yield from self._catch_up()
+            begin = env.now
+            yield env.timeout(self._moves[step])
+            if self.observer:
+                self.observer.compute(begin, env.now, "move", first)
+        if phase == PREFILL and self.plan.prediction.prompt_ns:
+            yield from self._catch_up()
+            yield from self._predicting(step, self.plan.prediction.prompt_ns, first, "prompt")
+        moment = first + step
+        if moment in self._at_moments:
+            yield from self._catch_up()
+            yield from self._decide(moment, step)
+            link.kick()
+
+    def _prepared(self, step: int, lanes: Lanes) -> Generator[Event, None, None]:
+        """Stand still until what is predicted and scheduled for ``step`` is there."""
+        wait = lanes.ready(step, self.finish) - self.env.now - self._owed
+        if self.observer:
+            for lane, begin, end in lanes.ran:
+                self.observer.beside(begin, end, LANES[lane], step)
+        if wait > 0:
+            yield from self._catch_up()
+            yield self.env.timeout(wait)
+            self.predict[step] += wait
 
     # -- the policy ----------------------------------------------------------------------------------------------
 

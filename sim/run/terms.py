@@ -10,6 +10,7 @@ from ground.errors import InputError
 from ground.text import amount
 from sim.plan import MOST_CHUNKS, Discipline, Plan, PlanError
 from sim.run.host_costs import HostCosts, host_costs
+from sim.schedules.pipeline import Preparation
 from sim.workload import Workload
 from traces.schema import PREFILL
 
@@ -62,6 +63,8 @@ class RunTerms:
     chunks: int
     host: HostCosts | None = None
     """What experts cost on the host, where a plan runs some there."""
+    preparation: Preparation | None = None
+    """What steps wait for before they begin; predictions that a plan makes ahead are then part of it."""
 
 
 def settle(

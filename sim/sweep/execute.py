@@ -15,7 +15,7 @@ from sim.report.shares import shares
 from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
 from sim.run.scene import LoadedTraces, Scene, load_traces, scene_of
-from sim.sweep.design import Changes, Design, file_state, hardware_of, software_of
+from sim.sweep.design import Changes, Design, file_state, hardware_of, machine_state, software_of
 from sim.sweep.identity import identity, inputs
 from sim.sweep.intervals import interval
 from sim.sweep.row import Row, figures
@@ -81,8 +81,9 @@ def _report(design: Design, here: Scene) -> tuple[Report, dict[str, list[int]] |
 def scene_at(design: Design) -> Scene:
     """The scene of a design. Raises as `sim.run.scene.scene_of` does."""
     options, hardware, software = design.options, design.changes("hardware"), design.changes("software")
-    content = (*inputs(options), file_state(options.hardware), file_state(options.software))
-    alike = replace(options, cache="100%", seed=options.seed if options.regroup else min(options.seed, 0), **_of_the_run)
+    content = (*inputs(options), machine_state(options.machine), file_state(options.software))
+    seed = options.seed if options.regroup else min(options.seed, 0)  # regrouping may draw
+    alike = replace(options, cache="100%", seed=seed, **_of_the_run)
     place = _place(alike, design.learns, hardware, software, content)
     here = replace(place.with_cache(options.cache), seed=options.seed)
     key = (replace(alike, software=DEFAULT_SOFTWARE), hardware, content, here.budget)
@@ -105,8 +106,8 @@ _of_the_run = {name: getattr(ReplayOptions(), name) for name in ("mix", "discipl
 
 @lru_cache(maxsize=6)
 def _place(options: ReplayOptions, learns: bool, hardware: Changes, software: Changes, content: object) -> Scene:
-    machine = hardware_of(options.hardware, hardware)
-    costs = software_of(options.software, software, options.hardware, hardware)
+    machine = hardware_of(options.machine, hardware)
+    costs = software_of(options.software, software, options.machine, hardware)
     return scene_of(options, learns=learns, load=partial(_load, content), hardware=machine, software=costs)
 
 
