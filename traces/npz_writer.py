@@ -9,7 +9,7 @@ import os
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from typing import IO
@@ -21,11 +21,15 @@ _BLOCK = 2**19  # bytes: enough that a piece's end, of which deflate makes littl
 _WINDOW = 2**15  # bytes that deflate looks back
 
 
-def write_npz(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+def write_npz(
+    handle: IO[bytes], arrays: Mapping[str, np.ndarray], seen: Callable[[float], None] = lambda share: None
+) -> None:
     """Write ``arrays`` to an empty file that is open for writing; those of objects are refused by ValueError.
 
-    Beside the arrays memory holds some blocks: one that lies in a file is never read whole.
+    Beside the arrays memory holds some blocks: one that lies in a file is never read whole. ``seen`` is told which
+    share of all bytes is written, 0 to 1.
     """
+    size, done = sum(array.nbytes for array in arrays.values()), 0
     with ThreadPoolExecutor() as pool, zipfile.ZipFile(handle, "w") as archive:
         for name, array in arrays.items():
             whole = _Stored(array)
@@ -38,6 +42,8 @@ def write_npz(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
                 member.CRC = zlib.crc32(whole.part(start, start + _BLOCK), member.CRC)
                 member.compress_size += len(piece)
                 handle.write(piece)
+                seen(min((done + start) / size, 1.0))
+            done += array.nbytes
             archive.start_dir = handle.tell()
             handle.seek(member.header_offset)
             handle.write(member.FileHeader())

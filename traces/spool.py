@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-_READ: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()  # maps of spools that arrays still lie in
-_SECONDS = 0.05
+_READ: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()  # maps of files that arrays still lie in
+_SECONDS = 0.005  # in which a process can look at some ten megabytes
 
 
 class Spool:
@@ -42,7 +42,7 @@ class Spool:
         with self._named():
             self._file.flush()
         rows = np.memmap(self._file, self._dtype, "r", shape=(self._rows, *self._shape))
-        _READ.add(rows._mmap)  # type: ignore[attr-defined]
+        give_back_pages_of(rows._mmap)  # type: ignore[attr-defined]
         return rows
 
     @contextmanager
@@ -55,9 +55,14 @@ class Spool:
             raise type(error)(error.errno, error.strerror, where) from error
 
 
+def give_back_pages_of(mapped: mmap.mmap) -> None:
+    """Make `pages_given_back` heed a map that is only read."""
+    _READ.add(mapped)
+
+
 @contextmanager
 def pages_given_back() -> Iterator[None]:
-    """Within it, pages of spools that were read are given back to the system every moment: else all that has been
+    """Within it, pages of files that are mapped are given back to the system every moment: else all that has been
     looked at counts as the process's memory until others need it.
     """
     done = threading.Event()

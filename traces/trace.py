@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -166,21 +166,23 @@ class Trace(TraceArrays):
                 raise InputError("array 'meta' is missing")
             return _parse_meta(stored["meta"])
 
-    def save(self, path: str | Path, *, tight: bool = False) -> None:
+    def save(
+        self, path: str | Path, *, tight: bool = False, seen: Callable[[float], None] = lambda share: None
+    ) -> None:
         """Validate, then write the trace to exactly this name; a killed or failed save leaves the old file.
 
         ``tight`` packs ids in 8 bits where they fit and everything with LZMA: a third smaller, slower to read, and
-        still what ``numpy.load`` reads. Equal traces give equal bytes. Raises InputError if the trace is not valid,
-        OSError if the folder is not there.
+        still what ``numpy.load`` reads. Equal traces give equal bytes. ``seen`` is told the share that is written, 0 to
+        1. Raises InputError if the trace is not valid, OSError if the folder is not there.
         """
         validate(self)
         arrays = {n: a for n in (*DTYPES, *SEQUENCE_ARRAYS) if (a := getattr(self, n)) is not None}
         text = json.dumps(self.meta, allow_nan=False, sort_keys=True)
         with atomic_path(path) as part, part.open("wb") as handle:
-            (_pack if tight else write_npz)(handle, {"meta": np.array(text), **arrays})
+            (_pack if tight else write_npz)(handle, {"meta": np.array(text), **arrays}, seen)
 
 
-def _pack(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+def _pack(handle: IO[bytes], arrays: Mapping[str, np.ndarray], seen: Callable[[float], None]) -> None:
     """Write an .npz of LZMA members, as dates and systems do not change it."""
     with zipfile.ZipFile(handle, "w") as archive:
         for name, array in arrays.items():
@@ -189,6 +191,7 @@ def _pack(handle: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
             member.compress_type = zipfile.ZIP_LZMA
             with archive.open(member, "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array.astype(np.int8) if narrow else array, allow_pickle=False)
+            seen(len(archive.filelist) / len(arrays))
 
 
 def _parse_meta(stored: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ground.errors import InputError
 from traces.arrays import read_arrays
 from traces.convert.source import Source
 from traces.convert.torch_file import read_torch
-from traces.spool import Spool
+from traces.spool import Spool, give_back_pages_of
 
 _LARGE = 2**25  # bytes of an array that is not read into memory
 _CHUNK = 2**22
@@ -26,7 +26,9 @@ def opened(source: Source) -> dict[str, np.ndarray]:
             raise InputError(f"holds a {type(held).__name__}, expected named tensors")
         return {name: array for name, array in held.items() if isinstance(array, np.ndarray)}
     if source.nature == "npy" and source.path.stat().st_size > _LARGE:
-        return {"": np.load(source.path, mmap_mode="r", allow_pickle=False)}
+        mapped = np.load(source.path, mmap_mode="r", allow_pickle=False)
+        give_back_pages_of(mapped._mmap)
+        return {"": mapped}
     large = _large(source)
     small = frozenset(source.arrays - set(large)) if large else None
     return read_arrays(source.path, only=small)[0] | large

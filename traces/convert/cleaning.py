@@ -73,7 +73,7 @@ def trace_of(
         token=None if sequences[0].tokens is None else np.concatenate([s.tokens for s in sequences]),
         split=None if record.split is None else np.full(len(sequences), record.split), probs=probs, **arrays,
     )  # fmt: skip
-    return trace if states is None else embedded(trace, states)
+    return trace if states is None else embedded(trace, states, folder)
 
 
 def _head(requests: Iterator[Request]) -> list[Request]:

@@ -5,11 +5,12 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ground.errors import InputError
 from ground.progress import Watch
@@ -29,7 +30,7 @@ __all__ = ["Given", "convert_file", "convert_files", "replay_needs"]
 # What foreign bytes have been seen to raise in those who read them.
 _DAMAGE = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, EOFError, RecursionError,
-    NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+    NotImplementedError, MemoryError, struct.error, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
 )  # fmt: skip
 
 _LARGE = 2**26  # bytes of a record of which the progress is shown
@@ -54,20 +55,22 @@ def convert_files(
     with named(name):
         form, sources, notes = _recognised(paths, kind)
     before = _hashes(sources, [])
+    large = sum(source.size for source in sources) >= _LARGE
     with pages_given_back():
-        with _progress(name, sources) as seen, named(name), _damage_named(form):
+        with _watched(f"read {name}", large) as watch, named(name), _damage_named(form):
             record = _together(form, sources, given)
             folder = Path(output).absolute().parent
             stem = Path(shown(Path(paths[0]).absolute())).stem
             here = folder if folder.is_dir() else None
-            trace = trace_of(record, given, stem, folder=here, seen=partial(seen, record))
+            trace = trace_of(record, given, stem, folder=here, seen=partial(_show, watch, sources, record))
         trace.meta["notes"] += notes
         after = _hashes(sources, record.files)
         for path, sha256 in before.items():
             if after[path] != sha256:
                 raise InputError(f"{path}: changed while it was read; expected a file that nothing writes to")
         trace.meta["converted"] = _provenance(after, form)
-        trace.save(output)
+        with _watched(f"write {shown(output)}", large) as watch:
+            trace.save(output, seen=watch.at)
     return trace
 
 
@@ -151,20 +154,29 @@ def _together(form: Form, sources: list[Source], given: Given) -> Record:
     return replace(first, requests=requests(), count=None)
 
 
+class _Unwatched:
+    """In the place of a `Watch` where work is over in a moment."""
+
+    def at(self, fraction: float, note: str = "") -> None:
+        """Show nothing."""
+
+
 @contextmanager
-def _progress(name: str, sources: list[Source]) -> Iterator[Callable[[Record, int], None]]:
-    """Yield what shows how far a large record is read, once so many of its requests are."""
-    if sum(path.stat().st_size for source in sources for path in source.files) < _LARGE:
-        yield lambda record, requests: None
+def _watched(what: str, large: bool) -> Iterator[Any]:
+    """Yield what shows how far this work is; it is at its end when the block is."""
+    if not large:
+        yield _Unwatched()
         return
-    with Watch(f"convert {name}") as watch:
+    with Watch(what) as watch:
+        yield watch
+        watch.at(1.0)
 
-        def seen(record: Record, requests: int) -> None:
-            read, size = (sum(part) for part in zip(*(source.progress for source in sources), strict=True))
-            done = requests / record.count if record.count else read / size if size else 0.0
-            watch.at(min(done, 0.99), f"{requests} requests")
 
-        yield seen
+def _show(watch: Watch, sources: Sequence[Source], record: Record, requests: int) -> None:
+    """Show how far a record is read once so many of its requests are."""
+    read = sum(source.share * source.size for source in sources)
+    done = requests / record.count if record.count else read / max(sum(source.size for source in sources), 1)
+    watch.at(min(done, 0.99), f"{requests} requests")
 
 
 @contextmanager

@@ -111,20 +111,30 @@ class Source:
             return [self.path]
         return [file for file in sorted(self.path.rglob("*")) if file.is_file() and file.name[:1] != "."]
 
-    def open(self) -> IO[bytes]:
-        """The file, opened for reading; how far it has been read is counted in `progress`."""
-        self._handles.append(self.path.open("rb"))
+    def open(self, path: Path | None = None) -> IO[bytes]:
+        """The file, or one of the folder, opened for reading; how far it has been read is counted in `share`."""
+        self._handles.append((path or self.path).open("rb"))
         return self._handles[-1]
 
     def inside(self, pattern: str) -> list[Path]:
         """Files of a folder whose names match, in the order of the numbers in their names."""
         return sorted((path for path in self.path.glob(pattern) if path.is_file()), key=by_number)
 
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.files)
+
     @property
-    def progress(self) -> tuple[int, int]:
-        """Bytes read of the files that are open, and how many these files have."""
-        live = [handle for handle in self._handles if not handle.closed]
-        return sum(handle.tell() for handle in live), sum(Path(handle.name).stat().st_size for handle in live)
+    def share(self) -> float:
+        """How much of the opened files has been read, 0 to 1: none before they are opened, all once they are closed."""
+        read: dict[str, int] = {}
+        for handle in self._handles:
+            if not handle.closed:
+                read[handle.name] = max(read.get(handle.name, 0), handle.tell())
+        if not read:
+            return float(bool(self._handles))
+        return sum(read.values()) / max(sum(Path(name).stat().st_size for name in read), 1)
 
 
 def by_number(path: Path) -> tuple[Any, ...]:

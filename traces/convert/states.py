@@ -1,39 +1,48 @@
 """Router inputs that a record brings, stored as a capture stores them: projected, in a few bits."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from traces.capture.batches import prefill_level
 from traces.schema import DECODE
+from traces.spool import Spool
 from traces.statistics.embedding_price import Keyed, choose_basis
 from traces.trace import Trace, validate
 
-# The basis is chosen by so many rows, spread evenly: its price is a search of all of them for each layer.
+# The basis is chosen by so many rows, spread evenly: its price is a search of all of them for each layer. Copies of
+# them lie in memory.
 _TRIED = 2000
-_ROWS = 256
+_TRIED_BYTES = 2**26
+_ROWS = 64
 
 
-def embedded(trace: Trace, states: np.ndarray) -> Trace:
+def embedded(trace: Trace, states: np.ndarray, folder: Path | None = None) -> Trace:
     """The trace with the embeddings of ``states`` (T, L, H), the router inputs of all of its rows.
 
-    The embedding layer's output, level 0, is zero: engines do not record it.
+    The embedding layer's output, level 0, is zero: engines do not record it. Embeddings wait in files without a name in
+    ``folder``.
     """
     levels = trace.n_layers + 1
     tried = trace.decode_rows if len(trace.decode_rows) else np.arange(trace.n_rows)
-    tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), _TRIED)).astype(int)]
+    most = min(len(tried), _TRIED, max(_TRIED_BYTES // states[:1].nbytes, 16))
+    tried = tried[np.linspace(0, len(tried) - 1, most).astype(int)]
     keyed = Keyed(_levels(states[tried]), trace.experts[tried], (trace.split == "eval")[trace.sequence[tried]])
     basis, about = choose_basis([keyed], trace.n_experts, None, None, 0)
     level = prefill_level(trace.n_layers)
     about |= {"prefill_layer": level, "level_0": "not recorded, zero"}
     decode, prefill = np.flatnonzero(trace.phase == DECODE), trace.prefill_rows
-    parts = [basis.quantise(_levels(states[some])) for some in _blocks(decode)]
-    early = [basis.quantise(np.asarray(states[some, level - 1]), level) for some in _blocks(prefill)]
+    stored, early = Spool(np.int8, folder), Spool(np.int8, folder)
+    for some in _blocks(decode):
+        stored.add(basis.quantise(_levels(states[some])))
+    for some in _blocks(prefill):
+        early.add(basis.quantise(np.asarray(states[some, level - 1]), level))
     made = replace(
         trace,
         meta=trace.meta | {"embedding": about, "notes": [*trace.meta["notes"], _NOTE]},
-        embeddings=np.concatenate(parts) if parts else np.empty((0, levels, basis.dims), np.int8),
-        prefill_embeddings=np.concatenate(early) if early else np.empty((0, basis.dims), np.int8),
+        embeddings=stored.read() if len(stored) else np.empty((0, levels, basis.dims), np.int8),
+        prefill_embeddings=early.read() if len(early) else np.empty((0, basis.dims), np.int8),
         embedding_scale=basis.scale,
     )
     validate(made)

@@ -6,7 +6,7 @@ arrays and plain containers. Everything else is refused by name.
 
 import collections
 import contextlib
-import io
+import math
 import mmap
 import pickle
 import pickletools
@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from ground.errors import InputError
+from traces.spool import Spool, give_back_pages_of
 
 _STORAGES = {
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "LongStorage": "<i8", "IntStorage": "<i4",
@@ -33,6 +34,7 @@ _DAMAGE = (
     NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
 )  # fmt: skip
 _NAME = "array"  # a name that says nothing more
+_KEPT = 2**12  # characters or bytes of a text that a pickle may refer to again
 _STORED = 30  # bytes of a zip member's own header before its name
 
 
@@ -61,7 +63,11 @@ def _read(handle: IO[bytes], archive: zipfile.ZipFile) -> Any:
             while stream.read(2**20):
                 pass
     mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-    return _whole(_Plain(io.BytesIO(archive.read(pickled)), archive, folder, mapped).load())
+    give_back_pages_of(mapped)
+    with archive.open(pickled) as stream:
+        plain = _Plain(stream, archive, folder, mapped)
+        value = plain.load()
+    return _whole(value, plain.spool.read())
 
 
 def texts_in(path: Path) -> set[str]:
@@ -82,12 +88,26 @@ class _Storage:
         self.dtype = dtype
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles tensors, arrays and plain containers."""
+class _Memo(dict[int, Any]):
+    """What a pickle may refer to again. An array's bytes it never does, and they may be larger than memory."""
 
-    def __init__(self, stream: io.BytesIO, archive: zipfile.ZipFile, folder: str, mapped: mmap.mmap) -> None:
+    def __setitem__(self, key: int, value: Any) -> None:
+        super().__setitem__(key, None if _is_large(value) else value)
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_is_large, value))
+    return isinstance(value, str | bytes) and len(value) > _KEPT
+
+
+class _Plain(pickle._Unpickler):  # the one in Python, whose memo can be replaced
+    """Unpickles tensors, arrays and plain containers. The elements of arrays go into ``spool``."""
+
+    def __init__(self, stream: IO[bytes], archive: zipfile.ZipFile, folder: str, mapped: mmap.mmap) -> None:
         super().__init__(stream)
         self._archive, self._folder, self._mapped = archive, folder, mapped
+        self.memo, self.spool = _Memo(), Spool(np.uint8)
 
     def find_class(self, module: str, name: str) -> Any:
         """What the pickle may name."""
@@ -105,12 +125,12 @@ class _Plain(pickle.Unpickler):
             ("__builtin__", "set"): set,
             ("numpy", "ndarray"): _NAME,
             ("numpy", "dtype"): _Dtype,
-            ("numpy._core.multiarray", "_reconstruct"): _Array,
-            ("numpy.core.multiarray", "_reconstruct"): _Array,
+            ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(self.spool),
+            ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(self.spool),
             ("numpy._core.multiarray", "scalar"): _scalar,
             ("numpy.core.multiarray", "scalar"): _scalar,
-            ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-            ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+            ("numpy._core.numeric", "_frombuffer"): lambda *state: _Array(self.spool).hold(*state),
+            ("numpy.core.numeric", "_frombuffer"): lambda *state: _Array(self.spool).hold(*state),
             ("_codecs", "encode"): _encode,
         }
         if (module, name) not in known:
@@ -166,27 +186,41 @@ class _Dtype:
 
 
 class _Array:
-    """A NumPy array whose elements come with its state."""
+    """A NumPy array whose elements come with its state, and wait in a spool."""
 
-    def __init__(self, *_: Any) -> None:
-        self.array = np.empty(0)
+    def __init__(self, spool: Spool) -> None:
+        self._spool, self._at, self._bytes = spool, 0, 0
+        self._dtype, self._order = np.dtype("u1"), "C"
+        self._shape: tuple[int, ...] = (0,)
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, by_column, data = state
-        self.array = _from_buffer(data, kind, shape, "F" if by_column else "C")
+        self.hold(data, kind, shape, "F" if by_column else "C")
+
+    def hold(self, data: Any, kind: _Dtype, shape: tuple[int, ...], order: str, *_: Any) -> "_Array":
+        """Keep the elements; raises ValueError if they are not as many as the shape says."""
+        self._dtype, self._shape, self._order = kind.dtype, shape, order
+        self._at, self._bytes = len(self._spool), len(data)
+        if self._bytes != math.prod(shape) * kind.dtype.itemsize:
+            raise ValueError(f"an array of shape {shape!s:.40} in {self._bytes} bytes")
+        self._spool.add(np.frombuffer(data, np.uint8))
+        return self
+
+    def array(self, whole: np.ndarray) -> np.ndarray:
+        """The array, of all that the spool holds."""
+        part = whole[self._at : self._at + self._bytes].view(self._dtype)
+        return part.reshape(self._shape, order=self._order)  # type: ignore[call-overload]
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Any, held: np.ndarray) -> Any:
     """The object with arrays in the place of what stood for them."""
     if isinstance(value, _Array):
-        return value.array
+        return value.array(held)
     if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
-    return type(value)(map(_whole, value)) if isinstance(value, list | tuple) else value
-
-
-def _from_buffer(data: Any, kind: _Dtype, shape: tuple[int, ...], order: str, *_: Any) -> np.ndarray:
-    return np.frombuffer(data, kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+        return {key: _whole(one, held) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(one if type(one) is int else _whole(one, held) for one in value)
+    return value
 
 
 def _scalar(kind: _Dtype, data: Any) -> Any:

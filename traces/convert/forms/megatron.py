@@ -24,6 +24,23 @@ _SIDECARS = {"states": ("hidden_states_rank{}.bin", "hs"), "logits": ("logits_ra
 _STRAY = "{} records of multi-token prediction, whose layers are no part of the model's own, were passed over"
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """The file of one rank, and the source that it is or lies in."""
+
+    source: Source
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def values(self) -> Iterator[Any]:
+        """Its records."""
+        with self.source.open(self.path) as handle:
+            yield from json_values(handle)
+
+
 @dataclass
 class _Step:
     """One step of a rank: routes (n, L, k) of its layers in order, and what stands beside them."""
@@ -37,86 +54,101 @@ class _Step:
 
 
 def _read(sources: Sequence[Source], given: Given) -> Record:
-    files = [path for source in sources for path in (source.inside(_NAME) or [source.path])]
-    first = [_steps(path, Record(())) for path in files]
-    heads = [next(steps, None) for steps in first]
-    streams = _streams(files, heads)
-    layers = sorted(layer for path in streams[0] for layer in _layers(path))
+    ranks = [_Rank(source, path) for source in sources for path in (source.inside(_NAME) or [source.path])]
+    heads = [next(_steps(rank, Record(())), None) for rank in ranks]
+    streams = _streams(ranks, heads)
+    layers = sorted(layer for rank in streams[0] for layer in _layers(rank))
     logits = heads[0] is not None and "logits" in heads[0].beside
     record = Record(
         (), layers=np.array(layers), captured="routes as Megatron's router tracer wrote them", buffers=False,
         experts=int(heads[0].beside["logits"].shape[2]) if logits and heads[0] is not None else None,
-        files=[path.parent / name.format(_rank(path)) for path in files for name, _ in _SIDECARS.values()],
+        files=[rank.path.parent / name.format(_number(rank)) for rank in ranks for name, _ in _SIDECARS.values()],
     )  # fmt: skip
     record.files = [path for path in record.files if path.is_file()]
-    if len(streams) < len(files):
-        record.notes.append(f"{len(files)} ranks are {len(streams)} streams of tokens: pipeline stages are joined")
+    if len(streams) < len(ranks):
+        record.notes.append(f"{len(ranks)} ranks are {len(streams)} streams of tokens: pipeline stages are joined")
     if logits:
         record.notes.append("probabilities are the softmax of the logits; experts of a route stand by falling logit")
-    record.requests = (request for stream in streams for request in _requests(stream, record))
+    record.requests = _all(streams, record)
     return record
 
 
-def _streams(files: list[Path], heads: list[_Step | None]) -> list[list[Path]]:
+def _all(streams: list[list[_Rank]], record: Record) -> Iterator[Request]:
+    """The requests of all streams, and a note where their experts are not those of the largest logits."""
+    routes = odd = 0
+    for stream in streams:
+        for number, steps in enumerate(_grouped(stream, record)):
+            request, against = _request(steps, number)
+            routes, odd = routes + request.routes.shape[0] * request.routes.shape[1], odd + against
+            yield request
+    if odd:
+        record.notes.append(
+            f"{odd} of {routes} routes do not hold the experts of the largest logits: a router with biases or groups, "
+            "or files that do not belong together?"
+        )
+
+
+def _streams(ranks: list[_Rank], heads: list[_Step | None]) -> list[list[_Rank]]:
     """Files of ranks that hold the layers of the same tokens together; ranks that copy another are left out."""
-    kept: list[tuple[frozenset[int], np.ndarray, Path]] = []
-    for path, head in zip(files, heads, strict=True):
+    kept: list[tuple[frozenset[int], np.ndarray, _Rank]] = []
+    for rank, head in zip(ranks, heads, strict=True):
         if head is None:
             continue
-        layers = frozenset(_layers(path))
+        layers = frozenset(_layers(rank))
         if not any(layers == other and np.array_equal(head.routes, routes) for other, routes, _ in kept):
-            kept.append((layers, head.routes, path))
-    stages: dict[frozenset[int], list[Path]] = {}
-    for layers, _, path in kept:
-        stages.setdefault(layers, []).append(path)
+            kept.append((layers, head.routes, rank))
+    stages: dict[frozenset[int], list[_Rank]] = {}
+    for layers, _, rank in kept:
+        stages.setdefault(layers, []).append(rank)
     if not stages:
         raise InputError("holds no record of a step")
-    parts = sorted(stages.values(), key=lambda paths: min(_layers(paths[0])))
+    parts = sorted(stages.values(), key=lambda some: min(_layers(some[0])))
     if len({len(part) for part in parts}) > 1 or sum(map(len, stages)) != len(frozenset().union(*stages)):
         raise InputError("ranks hold overlapping layers, expected all layers of each, or stages of a pipeline")
     return [list(stream) for stream in zip(*parts, strict=True)]
 
 
-def _layers(path: Path) -> list[int]:
+def _layers(rank: _Rank) -> list[int]:
     """The layers of a file's first step."""
     found: list[int] = []
-    with path.open("rb") as handle:
-        for value in json_values(handle):
-            if value.get("block", "decoder") == "decoder":
-                if value["layer"] in found:
-                    break
-                found.append(value["layer"])
+    for value in rank.values():
+        if value.get("block", "decoder") == "decoder":
+            if value["layer"] in found:
+                break
+            found.append(value["layer"])
     return sorted(found)
 
 
-def _requests(stream: list[Path], record: Record) -> Iterator[Request]:
-    """A request for each step of several tokens, with the steps of one token that follow it."""
+def _grouped(stream: list[_Rank], record: Record) -> Iterator[list[_Step]]:
+    """The steps of one request after another: one of several tokens, and those of one token that follow it."""
     steps: list[_Step] = []
-    number = 0
-    for step in _joined([_steps(path, record) for path in stream]):
+    for step in _joined([_steps(rank, record) for rank in stream]):
         if steps and len(step) > 1:
-            yield _request(steps, number)
-            steps, number = [], number + 1
+            yield steps
+            steps = []
         steps.append(step)
     if steps:
-        yield _request(steps, number)
+        yield steps
 
 
-def _request(steps: list[_Step], number: int) -> Request:
+def _request(steps: list[_Step], number: int) -> tuple[Request, int]:
+    """One request, and how many of its routes are not those of the largest logits."""
     routes = np.concatenate([step.routes for step in steps])
     beside = {name: np.concatenate([step.beside[name] for step in steps]) for name in steps[0].beside}
-    probs = None
+    probs, odd = None, 0
     if "logits" in beside:
         logits = beside["logits"].astype(np.float64)
         shifted = np.exp(logits - logits.max(axis=2, keepdims=True))
         probs = shifted / shifted.sum(axis=2, keepdims=True)
         taken = np.take_along_axis(logits, np.maximum(routes, 0).astype(np.intp), axis=2)
+        largest = np.sort(logits, axis=2)[:, :, -routes.shape[2] :]
+        odd = int(((np.sort(taken, axis=2) != largest) & (routes >= 0)).any(axis=2).sum())
         order = np.argsort(np.where(routes < 0, np.inf, -taken), axis=2, kind="stable")
         routes = np.take_along_axis(routes, order, axis=2)
     # Steps of one token alone, or one step: which rows are of a prompt is known where a longer step comes first.
     prompt = len(steps[0]) if len(steps) > 1 and len(steps[0]) > 1 else 0
     where = f"steps {steps[0].number} to {steps[-1].number}"
-    return Request(routes, prompt=prompt, probs=probs, states=beside.get("states"), where=where)
+    return Request(routes, prompt=prompt, probs=probs, states=beside.get("states"), where=where), odd
 
 
 def _joined(streams: list[Iterator[_Step]]) -> Iterator[_Step]:
@@ -128,31 +160,30 @@ def _joined(streams: list[Iterator[_Step]]) -> Iterator[_Step]:
         yield _Step(parts[0].number, np.concatenate([part.routes for part in parts], axis=1), beside)
 
 
-def _steps(path: Path, record: Record) -> Iterator[_Step]:
+def _steps(rank: _Rank, record: Record) -> Iterator[_Step]:
     """The steps of one rank; raises InputError for records that do not belong together."""
     held: dict[int, Mapping[str, Any]] = {}
     stray, layers = 0, None
-    with path.open("rb") as handle:
-        for number, value in enumerate(json_values(handle)):
-            if value.get("block", "decoder") != "decoder":
-                stray += 1
-                continue
-            if held and (value["step"] != next(iter(held.values()))["step"] or value["layer"] in held):
-                layers = layers or sorted(held)
-                yield _step(held, layers, path)
-                held = {}
-            if type(value["layer"]) is not int or type(value["step"]) is not int:
-                raise InputError(f"{path.name}, record {number}: layer {value['layer']!r:.20}, expected a whole number")
-            held[value["layer"]] = value
-        if held:
-            yield _step(held, layers or sorted(held), path)
+    for number, value in enumerate(rank.values()):
+        if value.get("block", "decoder") != "decoder":
+            stray += 1
+            continue
+        if held and (value["step"] != next(iter(held.values()))["step"] or value["layer"] in held):
+            layers = layers or sorted(held)
+            yield _step(held, layers, rank)
+            held = {}
+        if type(value["layer"]) is not int or type(value["step"]) is not int:
+            raise InputError(f"{rank.name}, record {number}: layer {value['layer']!r:.20}, expected a whole number")
+        held[value["layer"]] = value
+    if held:
+        yield _step(held, layers or sorted(held), rank)
     if stray:
         record.notes.append(_STRAY.format(stray))
 
 
-def _step(held: Mapping[int, Mapping[str, Any]], layers: list[int], path: Path) -> _Step:
+def _step(held: Mapping[int, Mapping[str, Any]], layers: list[int], rank: _Rank) -> _Step:
     number = next(iter(held.values()))["step"]
-    where = f"{path.name}, step {number}"
+    where = f"{rank.name}, step {number}"
     if sorted(held) != layers:
         raise InputError(f"{where}: layers {sorted(held)!s:.60}, expected {layers!s:.60} as in the first step")
     parts = [np.array(held[layer]["top_indices"]) for layer in layers]
@@ -163,7 +194,7 @@ def _step(held: Mapping[int, Mapping[str, Any]], layers: list[int], path: Path) 
     beside = {}
     for name, (_, key) in _SIDECARS.items():
         if all(f"{key}_offset" in held[layer] for layer in layers):
-            beside[name] = np.stack([_sidecar(path, held[layer], name, len(parts[0])) for layer in layers], axis=1)
+            beside[name] = np.stack([_sidecar(rank.path, held[layer], name, len(parts[0])) for layer in layers], axis=1)
     return _Step(number, np.stack(parts, axis=1), beside)
 
 
@@ -188,8 +219,8 @@ def _sidecar(path: Path, record: Mapping[str, Any], name: str, rows: int) -> np.
     return values
 
 
-def _rank(path: Path) -> int:
-    return int(by_number(path)[1])
+def _number(rank: _Rank) -> int:
+    return int(by_number(rank.path)[1])
 
 
 def _recognises(source: Source) -> bool:

@@ -9,6 +9,7 @@ first the ids of all its tokens, then two tabs and their weights. gpt-oss
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from io import TextIOWrapper
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ _TOKEN, _LAYER = re.compile(r"token_(\d+)"), re.compile(r"layer_(\d+)")
 
 
 def _esft(sources: Sequence[Source], given: Given) -> Record:
-    files = [path for source in sources for path in source.inside(_TABLES)]
+    source = sources[0]
+    files = source.inside(_TABLES)
     layers = [int(by_number(path)[1]) for path in files]
     record = Record(
         (), layers=np.array(layers), model=None if given.model else "deepseek-v2-lite", buffers=False,
@@ -39,7 +41,7 @@ def _esft(sources: Sequence[Source], given: Given) -> Record:
 
     def requests() -> Iterator[Request]:
         with ExitStack() as stack:
-            tables = [stack.enter_context(path.open(encoding="ascii")) for path in files]
+            tables = [stack.enter_context(TextIOWrapper(source.open(path), "ascii")) for path in files]
             for number, lines in enumerate(zip(*tables, strict=True)):
                 parts = [
                     _line(line, spec.top_k, f"{path.name}, line {number + 1}")

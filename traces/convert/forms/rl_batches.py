@@ -74,7 +74,7 @@ def _slime(sources: Sequence[Source], given: Given) -> Record:
     samples = read_torch(sources[0].path)["samples"]
     if not isinstance(samples, list) or not samples:
         raise InputError(f"samples: {type(samples).__name__}, expected a list of them")
-    record = Record((), captured="routes as slime's rollout kept them")
+    record = Record((), count=len(samples), captured="routes as slime's rollout kept them")
 
     def requests() -> Iterator[Request]:
         missing = 0

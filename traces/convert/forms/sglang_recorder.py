@@ -25,16 +25,28 @@ _MODES = {_EXTEND: "extend", _DECODE: "decode", _MIXED: "mixed", _IDLE: "idle"}
 _INSTEAD = "record one request at a time (--max-running-requests 1), or ask for return_routed_experts"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pass:
-    """One forward pass of a rank: ids and positions (n,), logical routes (n, L, k), lengths of its prompts' parts."""
+    """One forward pass of a rank: ids and positions (n,), lengths of its prompts' parts, experts as recorded."""
 
     number: int
     mode: int
     tokens: np.ndarray
     positions: np.ndarray
-    routes: np.ndarray
     lengths: list[int]
+    physical: np.ndarray  # (L, n, k), in the file
+    table: np.ndarray  # (L, P) logical experts
+
+    @property
+    def routes(self) -> np.ndarray:
+        """(n, L, k) int16 logical experts, made when they are asked for: all of a file may be larger than memory."""
+        flat = np.maximum(self.physical, 0).reshape(len(self.table), -1)
+        logical = np.take_along_axis(self.table, flat, axis=1).reshape(self.physical.shape)
+        return np.where(self.physical < 0, -1, logical).astype(np.int16).swapaxes(0, 1)
+
+    def runs(self, other: "_Pass") -> bool:
+        """Whether the other one runs the same tokens at the same places."""
+        return np.array_equal(self.tokens, other.tokens) and np.array_equal(self.positions, other.positions)
 
 
 @dataclass
@@ -59,31 +71,29 @@ class _Running:
 
 
 def _read(sources: Sequence[Source], given: Given) -> Record:
-    ranks: dict[Any, list[_Pass]] = {}
+    ranks: dict[Any, dict[int, _Pass]] = {}
     shared: list[str] = []
-    layers: np.ndarray | None = None
     experts: int | None = None
     for source in sources:
         held = read_torch(source.path)
         if not isinstance(held, Mapping) or not isinstance(held.get("records"), list) or not held["records"]:
             raise InputError(f"{source.path.name}: holds no records of passes")
         if "topk_ids_of_layer" not in held["records"][0]:
-            raise InputError(f"{source.path.name}: SGLang's recorder in mode per_pass, {COUNTS_ONLY}")
+            raise InputError(f"SGLang's recorder in mode per_pass, {COUNTS_ONLY}")
         table = np.asarray(held["last_physical_to_logical_map"])
         experts = int(table.max()) + 1
         if (table != np.arange(table.shape[1])).any():
             shared.append("experts were placed anew while SGLang recorded: ids are mapped back by its last placement")
         for record in held["records"]:
-            ranks.setdefault(record.get("rank", source.path.name), []).append(_pass(record, table))
-    streams = _distinct(ranks)
-    every = [one for stream in streams for one in stream if len(one.tokens)]
+            rank = record.get("rank", source.path.name)
+            _add(ranks.setdefault(rank, {}), _pass(record, table), rank)
+    streams = _distinct(ranks, shared)
+    every = [one for stream in streams for one in stream]
     if not every:
         raise InputError("holds passes without tokens alone, expected requests")
-    routed = np.any([(one.routes >= 0).any(axis=(0, 2)) for one in every], axis=0)
-    slots = max(int((one.routes >= 0).any(axis=(0, 1)).sum()) for one in every)
+    routed = np.any([(one.physical >= 0).any(axis=(1, 2)) for one in every], axis=0)
+    slots = max(int((one.physical >= 0).any(axis=(0, 1)).sum()) for one in every)
     layers = np.flatnonzero(routed)
-    if len(ranks) > len(streams):
-        shared.append(f"{len(ranks)} ranks recorded {len(streams)} streams of passes: copies count once")
 
     def requests() -> Iterator[Request]:
         number = 0
@@ -96,12 +106,13 @@ def _read(sources: Sequence[Source], given: Given) -> Record:
 
     return Record(
         requests(), layers=layers, experts=experts, captured="routes as SGLang's recorder wrote them",
+        count=sum(int(one.positions[part.start] == 0) for one in every for part in _parts(one)),
         notes=list(dict.fromkeys(shared)),
     )  # fmt: skip
 
 
 def _pass(record: Mapping[str, Any], table: np.ndarray) -> _Pass:
-    """A pass with logical experts; raises InputError."""
+    """One record of a pass; raises InputError."""
     number, mode = record["forward_pass_id"], record["forward_mode"]
     where = f"pass {number}"
     if mode not in _MODES:
@@ -117,31 +128,44 @@ def _pass(record: Mapping[str, Any], table: np.ndarray) -> _Pass:
         raise InputError(f"{where}: routes {physical.shape}, expected ({len(table)} layers, {len(tokens)} tokens, k)")
     if physical.size and (physical.min() < -1 or physical.max() >= table.shape[1]):
         raise InputError(f"{where}: an expert of {physical.max()}, expected -1 to {table.shape[1] - 1}")
-    logical = np.take_along_axis(table, np.maximum(physical, 0).reshape(len(table), -1), axis=1)
-    routes = np.where(physical < 0, -1, logical.reshape(physical.shape)).astype(np.int16)
     lengths = [1] * len(tokens) if mode == _DECODE else [int(n) for n in record["extend_seq_lens"] or []]
     if mode != _IDLE and (sum(lengths) != len(tokens) or min(lengths, default=1) < 1):
         raise InputError(f"{where}: requests of {lengths!s:.60} tokens, {len(tokens)} in all")
-    return _Pass(number, mode, tokens, positions, routes.swapaxes(0, 1), lengths)
+    return _Pass(number, mode, tokens, positions, lengths, physical, table)
 
 
-def _distinct(ranks: Mapping[Any, list[_Pass]]) -> list[list[_Pass]]:
+def _add(passes: dict[int, _Pass], one: _Pass, rank: Any) -> None:
+    """Add a pass to those of its rank, by number; raises InputError for another one of its number."""
+    if not len(one.tokens):
+        return
+    before = passes.setdefault(one.number, one)
+    if before is not one and not (before.runs(one) and np.array_equal(before.physical, one.physical)):
+        raise InputError(
+            f"rank {rank!s:.40}: pass {one.number} is there twice, with other tokens or experts, expected one "
+            "recording: a server that starts anew counts from 0"
+        )
+
+
+def _distinct(ranks: Mapping[Any, dict[int, _Pass]], notes: list[str]) -> list[list[_Pass]]:
     """The passes of ranks that saw other tokens; those of tensor parallelism see the same, and count once."""
-    streams: list[list[_Pass]] = []
-    for passes in ranks.values():
-        passes.sort(key=lambda one: one.number)
-        if not any(_same(passes, stream) for stream in streams):
-            streams.append(passes)
-    return streams
-
-
-def _same(one: list[_Pass], other: list[_Pass]) -> bool:
-    if len(one) != len(other):
-        return False
-    tokens = all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
-    if tokens and not all(np.array_equal(a.routes, b.routes) for a, b in zip(one, other, strict=True)):
-        raise InputError("two ranks have the same tokens and other routes, expected one record of each token")
-    return tokens
+    streams: list[dict[int, _Pass]] = []
+    ended = 0
+    for passes in sorted(ranks.values(), key=len, reverse=True):
+        for stream in streams:
+            both = passes.keys() & stream.keys()
+            if both and all(passes[number].runs(stream[number]) for number in both):
+                if not all(np.array_equal(passes[number].routes, stream[number].routes) for number in both):
+                    raise InputError("two ranks have the same tokens and other routes, expected one record of a token")
+                ended += passes.keys() != stream.keys()
+                stream |= passes
+                break
+        else:
+            streams.append(dict(passes))
+    if len(ranks) > len(streams):
+        notes.append(f"{len(ranks)} ranks recorded {len(streams)} streams of passes: copies count once")
+    if ended:
+        notes.append(f"{ended} ranks lack passes that others have, or have passes that others lack: joined by number")
+    return [[stream[number] for number in sorted(stream)] for stream in streams]
 
 
 def _requests(passes: list[_Pass]) -> Iterator[_Running]:

@@ -1,14 +1,13 @@
-"""Tables of routes: parquet of FLAME-MoE and moe-policylang (and its JSONL), and BigMoeOnEdge's CSV.
+"""Tables of routes: parquet of FLAME-MoE and moe-policylang, and the JSONL of the latter.
 
 FLAME-MoE (https://huggingface.co/datasets/CMU-FLAME/FLAME-MoE-Traces): a folder ``iter_N`` with ``layer_NN.parquet``,
 indices and scores of a token a row, and token ids in ``samples`` two folders up. moe-policylang (1.15,
-``integrations/trace_recorder.py``): a row for each prompt, token and layer. BigMoeOnEdge
-(https://github.com/Helldez/BigMoeOnEdge, ``--route-trace``): a line for each turn, phase, step, layer and slot.
+``integrations/trace_recorder.py``): a row for each prompt, token and layer.
 """
 
-import csv
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ _SHORT = {
     "p": "prompt_id", "t": "token_idx", "l": "layer_idx", "e": "selected_experts", "s": "router_scores",
     "sm": "router_softmax", "ti": "token_id", "ph": "phase", "dm": "domain_tag",
 }  # fmt: skip
-_EDGE = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
+_LISTS = {"selected_experts": "q", "router_scores": "f", "router_softmax": "f"}
 
 
 def _flame(sources: Sequence[Source], given: Given) -> Record:
@@ -38,8 +37,8 @@ def _flame(sources: Sequence[Source], given: Given) -> Record:
     samples = sorted((folder.path.absolute().parent.parent / "samples").glob("*.parquet"), key=by_number)
 
     def requests() -> Iterator[Request]:
-        layers = [_blocks([path], ("indices", "scores")) for path in files]
-        tokens = _blocks(samples, ("token_id",)) if samples else None
+        layers = [_blocks([path], ("indices", "scores"), folder) for path in files]
+        tokens = _blocks(samples, ("token_id",), folder) if samples else None
         for number, parts in enumerate(zip(*layers, strict=True)):
             sizes = {len(part["indices"]) for part in parts}
             token = None if tokens is None else next(tokens, {"token_id": np.empty(0, int)})["token_id"]
@@ -63,10 +62,10 @@ def _flame(sources: Sequence[Source], given: Given) -> Record:
     )  # fmt: skip
 
 
-def _blocks(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+def _blocks(files: Sequence[Path], columns: Sequence[str], source: Source) -> Iterator[dict[str, np.ndarray]]:
     """The rows of one sequence after another of columns of numbers or of lists of numbers, from files one by one."""
     held: dict[str, np.ndarray] = {}
-    for batch in _batches(files, columns, _FLAME_ROWS):
+    for batch in _batches(files, columns, _FLAME_ROWS, source):
         for name in columns:
             column = batch.column(name)
             flat = column.flatten() if hasattr(column, "flatten") and column.type.num_fields else column
@@ -82,13 +81,13 @@ def _blocks(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[str,
         yield held
 
 
-def _batches(files: Sequence[Path], columns: Sequence[str], rows: int) -> Iterator[Any]:
+def _batches(files: Sequence[Path], columns: Sequence[str], rows: int, source: Source) -> Iterator[Any]:
     """Batches of so many rows at most of parquet files. Raises ModuleNotFoundError without pyarrow."""
     import pyarrow.parquet
 
     for path in files:
         try:
-            with pyarrow.parquet.ParquetFile(path) as table:
+            with source.open(path) as handle, pyarrow.parquet.ParquetFile(handle) as table:
                 yield from table.iter_batches(rows, columns=list(columns))
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(f"{path.name}: a damaged parquet file ({str(error).splitlines()[0]:.80})") from None
@@ -103,23 +102,79 @@ def _policylang(sources: Sequence[Source], given: Given) -> Record:
     first = next(_prompts(source), None)
     if first is None:
         raise InputError("holds no row of routes")
-    record.layers = np.array(sorted({row["layer_idx"] for row in first}))
-    if record.experts is None and first[0].get("router_softmax"):
-        record.experts = len(first[0]["router_softmax"])
-    record.requests = (_prompt(rows, record.layers, number) for number, rows in enumerate(_prompts(source)))
+    layers = np.unique(first.layers)
+    record.layers = layers
+    if record.experts is None and first.lists["router_softmax"]:
+        record.experts = first.widths["router_softmax"]
+    record.requests = (prompt.request(layers) for prompt in _prompts(source))
     return record
 
 
-def _prompts(source: Source) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one prompt after another."""
+class _Prompt:
+    """The rows of one prompt, (token, layer) each, as flat arrays: as Python objects they may be larger than memory."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        self.where, self.domain = f"prompt {first['prompt_id']}", first.get("domain_tag")
+        self.tokens, self.layers, self.ids, self.early = array("q"), array("q"), array("q"), array("b")
+        self.widths = {name: len(first.get(name) or ()) for name in _LISTS}
+        self.lists = {name: array(code) for name, code in _LISTS.items()}
+        self._named, self._phased = first.get("token_id") is not None, first.get("phase") is not None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row; raises InputError if it has other lists than the first one."""
+        self.tokens.append(row["token_idx"])
+        self.layers.append(row["layer_idx"])
+        if self._named:
+            self.ids.append(row["token_id"])
+        self.early.append(row.get("phase") == "prefill")
+        for name, held in self.lists.items():
+            values = row.get(name) or ()
+            if len(values) != self.widths[name]:
+                place = f"{self.where}, token {row['token_idx']}, layer {row['layer_idx']}"
+                raise InputError(f"{place}: {len(values)} {name}, expected {self.widths[name]} as in the first row")
+            held.extend(values)
+
+    def request(self, layers: np.ndarray) -> Request:
+        """The request of these rows; raises InputError unless every token has every layer once."""
+        tokens, found = np.array(self.tokens), np.array(self.layers)
+        order = np.lexsort((found, tokens))
+        rows = len(tokens) // len(layers)
+        wanted = np.repeat(np.arange(rows), len(layers)), np.tile(layers, rows)
+        if not (np.array_equal(tokens[order], wanted[0]) and np.array_equal(found[order], wanted[1])):
+            raise InputError(
+                f"{self.where}: {len(tokens)} rows up to token {tokens.max()}, expected all tokens from 0 on x "
+                f"{len(layers)} layers, each once"
+            )
+
+        def column(name: str) -> np.ndarray | None:
+            width = self.widths[name]
+            return np.array(self.lists[name]).reshape(-1, width)[order].reshape(rows, -1, width) if width else None
+
+        routes, firsts = column("selected_experts"), order[:: len(layers)]
+        if routes is None:
+            raise InputError(f"{self.where}: no selected_experts, expected those of each row")
+        return Request(
+            routes, gates=column("router_scores"), probs=column("router_softmax"), where=self.where,
+            tokens=np.array(self.ids)[firsts] if self._named else None, domain=self.domain,
+            prompt=int(np.array(self.early)[firsts].sum()) if self._phased else None,
+        )  # fmt: skip
+
+
+def _prompts(source: Source) -> Iterator[_Prompt]:
+    """One prompt after another."""
     for _, rows in groupby(_rows(source), lambda row: row["prompt_id"]):
-        yield list(rows)
+        prompt: _Prompt | None = None
+        for row in rows:
+            prompt = prompt or _Prompt(row)
+            prompt.add(row)
+        if prompt is not None:
+            yield prompt
 
 
 def _rows(source: Source) -> Iterator[dict[str, Any]]:
     if source.nature == "parquet":
         wanted = [name for name in _SHORT.values() if name in source.columns]
-        for batch in _batches([source.path], wanted, 2**14):
+        for batch in _batches([source.path], wanted, 2**12, source):
             columns = [batch.column(name).to_pylist() for name in wanted]
             yield from (dict(zip(wanted, values, strict=True)) for values in zip(*columns, strict=True))
         return
@@ -128,124 +183,6 @@ def _rows(source: Source) -> Iterator[dict[str, Any]]:
         next(values)
         for value in values:
             yield {_SHORT[name]: value[name] for name in _SHORT if name in value}
-
-
-def _prompt(rows: list[dict[str, Any]], layers: np.ndarray, number: int) -> Request:
-    where = f"prompt {rows[0]['prompt_id']}"
-    rows = sorted(rows, key=lambda row: (row["token_idx"], row["layer_idx"]))
-    n, last = len(layers), rows[-1]["token_idx"]
-    places = [(row["token_idx"], row["layer_idx"]) for row in rows]
-    if places != [(token, int(layer)) for token in range(last + 1) for layer in layers]:
-        raise InputError(f"{where}: {len(rows)} rows, expected {last + 1} tokens x {n} layers, each once")
-
-    def column(name: str) -> np.ndarray | None:
-        if rows[0].get(name) is None:
-            return None
-        return np.array([row[name] for row in rows], np.float32).reshape(last + 1, n, -1)
-
-    routes = np.array([row["selected_experts"] for row in rows]).reshape(last + 1, n, -1)
-    phase = [row.get("phase") for row in rows[::n]]
-    tokens = [row.get("token_id") for row in rows[::n]]
-    return Request(
-        routes, gates=column("router_scores"), probs=column("router_softmax"), where=where,
-        tokens=None if None in tokens else np.array(tokens), domain=rows[0].get("domain_tag"),
-        prompt=phase.count("prefill") if "prefill" in phase else None,
-    )  # fmt: skip
-
-
-def _edge(sources: Sequence[Source], given: Given) -> Record:
-    source = sources[0]
-    about, sizes = _preamble(source)
-    layers: list[int] = sorted(sizes)
-    record = Record(
-        (), experts=int(about["n_expert"]) if "n_expert" in about else None, reduced=True, buffers=False,
-        captured="as a device ran it", hardware="a device streaming experts", split="eval",
-    )  # fmt: skip
-    if not layers:
-        layers = sorted({row[3] for row in _edge_rows(source)})
-    record.layers = np.array(layers)
-    record.expert_bytes = [sizes[layer] for layer in layers] if sizes else None
-    slots = int(about.get("n_expert_used", 0)) or 1 + max(row[4] for row in _edge_rows(source))
-
-    def requests() -> Iterator[Request]:
-        start = skipped = 0
-        for turn, rows in groupby(_edge_rows(source), lambda row: row[0]):
-            request = _turn(turn, list(rows), layers, slots, start)
-            start += len(request.routes)
-            skipped += int((request.routes < 0).all(axis=2).sum())
-            yield request
-        if skipped:
-            record.notes.append(f"{skipped} (token, layer) pairs have no route: the device did not run them")
-
-    record.requests = requests()
-    return record
-
-
-def _turn(turn: int, rows: list[tuple[Any, ...]], layers: list[int], slots: int, start: int) -> Request:
-    """One turn: the prompt's new tokens, then those that were generated; it begins where the turn before ended."""
-    steps = sorted({row[1:3] for row in rows})
-    for one, other in pairwise(steps):
-        if one[0] == other[0] and other[1] != one[1] + 1:
-            raise InputError(f"turn {turn}, phase {one[0]}: step {other[1]} after {one[1]}: lines are missing")
-    place, at = {step: i for i, step in enumerate(steps)}, {layer: i for i, layer in enumerate(layers)}
-    routes = np.full((len(steps), len(layers), slots), -1, np.int32)
-    gates = np.zeros(routes.shape, np.float32)
-    for _, phase, step, layer, slot, expert, weight in rows:
-        if layer not in at or not 0 <= slot < slots or phase not in (0, 1):
-            raise InputError(f"turn {turn}, step {step}: phase {phase}, layer {layer}, slot {slot} of {slots}")
-        where = place[phase, step], at[layer], slot
-        if routes[where] >= 0:
-            raise InputError(f"turn {turn}, step {step}, layer {layer}: slot {slot} is there twice")
-        routes[where], gates[where] = expert, weight
-    early = sum(phase == 0 for phase, _ in steps)
-    last = np.flatnonzero((routes[:early, -1] >= 0).any(axis=1))
-    alone = len(last) == 1 < early  # the last layer needs the prompt's last token only, and may count it as its first
-    if alone:
-        for array in (routes, gates):
-            array[[early - 1, last[0]], -1] = array[[last[0], early - 1], -1]
-    taken = (routes >= 0).sum(axis=2)
-    may_lack = np.zeros(taken.shape, bool)
-    may_lack[: early - 1, -1] = alone
-    if (odd := (taken != slots) & ~((taken == 0) & may_lack)).any():
-        row, layer = np.argwhere(odd)[0]
-        what = f"{taken[row, layer]} experts, expected {slots}"
-        raise InputError(f"turn {turn}, phase {steps[row][0]}, step {steps[row][1]}, layer {layers[layer]}: {what}")
-    known = not np.isnan(gates).any()
-    return Request(
-        routes, gates=gates if known else None, prompt=start + early, start=start or None, where=f"turn {turn}"
-    )
-
-
-def _preamble(source: Source) -> tuple[dict[str, str], dict[int, int]]:
-    """What the lines before the table say of the model, and the bytes of an expert of each layer."""
-    about: dict[str, str] = {}
-    sizes: dict[int, int] = {}
-    with source.path.open(encoding="utf-8") as text:
-        for line in text:
-            if not line.startswith("#"):
-                break
-            said = dict(part.split("=", 1) for part in line[1:].split() if "=" in part)
-            if "expert_bytes" in said:
-                if int(said["expert_bytes"]):  # 0 of a dense layer
-                    sizes[int(said["layer"])] = int(said["expert_bytes"])
-            else:
-                about |= said
-    return about, sizes
-
-
-def _edge_rows(source: Source) -> Iterator[tuple[Any, ...]]:
-    """(turn, phase, step, layer, slot, expert, weight) of each line."""
-    with source.path.open(encoding="utf-8", newline="") as text:
-        lines = csv.reader(line for line in text if not line.startswith("#"))
-        columns = next(lines)
-        for number, cells in enumerate(lines):
-            if len(cells) != len(columns):
-                raise InputError(f"row {number}: {len(cells)} cells, expected {len(columns)}: was the file cut off?")
-            try:
-                row = [int(cells[columns.index(name)]) for name in _EDGE[:-1]]
-                yield (*row, float(cells[columns.index("weight")]))
-            except ValueError as error:
-                raise InputError(f"row {number}: {error}") from None
 
 
 def _is_policylang(source: Source) -> bool:
@@ -259,8 +196,4 @@ FORMS = (
         lambda source: source.nature == "folder" and bool(source.inside(_FLAME_FILES)), _flame,
     ),
     Form("policylang", "a trace of moe-policylang (parquet or JSONL)", _is_policylang, _policylang),
-    Form(
-        "edge", "a route trace of BigMoeOnEdge (CSV)",
-        lambda source: source.nature == "csv" and set(_EDGE) <= set(source.columns), _edge,
-    ),
 )  # fmt: skip
