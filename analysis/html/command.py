@@ -8,6 +8,7 @@ from analysis.html import figures as drawings
 from analysis.html import of_traces
 from analysis.html.answer import answers, asked, caveat
 from analysis.html.designs import Designs
+from analysis.html.gains import gain_answers, gain_plots, gains_of
 from analysis.html.limits import limited, limits_of
 from analysis.html.of_runs import plots
 from analysis.html.of_timeline import timeline_plots
@@ -38,6 +39,9 @@ def page(
     limit: Annotated[
         list[str] | None, Help("what answers keep to: gpu_gib=24, ttft_ms=900, tpot_p99_ms=500; the card always")
     ] = None,
+    gain: Annotated[
+        list[str] | None, Help("where one policy pays over another: 'domoe over lru', both of these runs")
+    ] = None,
     figures: _Figures = None,
 ) -> None:
     r"""Write one page about runs, to send to somebody: question, answer, plots, a table to sort, and every source.
@@ -56,12 +60,14 @@ def page(
     _check(figures)
     limits = limits_of(limit or [])
     designs = Designs.of(limited(read_runs(runs), limits))
+    gains = gains_of(gain or [], designs)
     lines, of_run = sources(designs.runs)
     over_time = [plot for at, path in enumerate(timeline or [], 1) for plot in timeline_plots(path, at)]
     models = list(dict.fromkeys(str(run.values.get("replayed_model")) for run in designs.ok))
     made = Page(
-        title=f"{listed(models, 3)}: experts on the host", asked=asked(designs, str(limits)), answers=answers(designs),
-        caveat=caveat(designs), plots=[*plots(designs), *over_time], sources=(HEADINGS, lines),
+        title=f"{listed(models, 3)}: experts on the host", asked=asked(designs, str(limits)),
+        answers=[*gain_answers(gains), *answers(designs)], caveat=caveat(designs),
+        plots=[*gain_plots(gains, designs), *plots(designs), *over_time], sources=(HEADINGS, lines),
         table=run_table(designs, of_run), table_about=EXPLAINED, notes=notes(designs.ok),
     )  # fmt: skip
     _write(made, output, figures, read)

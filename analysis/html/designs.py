@@ -7,6 +7,7 @@ from typing import Any
 
 from analysis.html.runs import Run
 from analysis.html.wording import field_value
+from sim.sweep.answer import short_name
 
 WORKLOAD = ("trace", "mix", "model", "split", "domains", "cold", "seed", "profile")
 """Fields that say what work is done. They are no choice of a design, so no design beats another by them."""
@@ -18,9 +19,17 @@ def is_of_policy(field: str) -> bool:
     return field == "policy" or field.startswith("set.")
 
 
+def _together(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two columns say the same: where one has a value again, the other has its own again."""
+    return len({*zip(one, other, strict=True)}) == len({*one}) == len({*other})
+
+
 @dataclass(frozen=True)
 class Designs:
-    """Runs, and the fields in which they differ, in the order of their files."""
+    """Runs, and the fields in which they differ, in the order of their files.
+
+    A figure of a profile that varies together with another field is told by that, as a model is by its trace.
+    """
 
     runs: Sequence[Run]
     varying: Sequence[str]
@@ -30,11 +39,13 @@ class Designs:
         """Of runs that are ok or not; the policy always counts, so that each design has a name."""
         names = dict.fromkeys(name for run in runs for name in run.fields)
         ok = [run for run in runs if run.ok]
-        varying = [
-            name
-            for name in names
-            if len({_key(value) for run in ok if (value := run.fields.get(name)) is not None}) > 1
-        ]
+        columns = {name: [_key(run.fields.get(name)) for run in ok] for name in names}
+        varying: list[str] = []
+        for name, values in columns.items():
+            told = name == "model" or name.startswith(("hardware.", "software."))
+            follows = told and any(_together(values, columns[other]) for other in varying)
+            if len({*values} - {None}) > 1 and not follows:
+                varying.append(name)
         return cls(runs, varying if "policy" in varying else [*varying, "policy"])
 
     @property
@@ -46,7 +57,7 @@ class Designs:
         """What a run is called: its policy, then other fields that vary, but for those of ``without``."""
         left_out = set(without)
         names = sorted((name for name in self.varying if name not in left_out), key=lambda name: name != "policy")
-        return ", ".join(_said(name, value) for name in names if (value := run.fields.get(name)) is not None)
+        return ", ".join(said(name, value) for name in names if (value := run.fields.get(name)) is not None)
 
     def values(self, field: str) -> list[Any]:
         """What a field is in the runs that are ok: numbers in rising order, others as they come."""
@@ -65,7 +76,7 @@ class Designs:
     def _by(self, names: Sequence[str]) -> dict[str, list[Run]]:
         found: dict[str, list[Run]] = {}
         for run in self.ok:
-            where = ", ".join(_said(name, value) for name in names if (value := run.fields.get(name)) is not None)
+            where = ", ".join(said(name, value) for name in names if (value := run.fields.get(name)) is not None)
             found.setdefault(where, []).append(run)
         return found
 
@@ -82,7 +93,7 @@ def same_place(one: Run, other: Run) -> bool:
 
 def axis_title(field: str) -> str:
     """A field as the title of an axis, with its unit."""
-    return _UNITS.get(field, "cache (GiB)" if field == "cache" else field.removeprefix("set."))
+    return _UNITS.get(field, "cache (GiB)" if field == "cache" else short_name(field))
 
 
 def position(run: Run, field: str) -> float | None:
@@ -107,8 +118,9 @@ def _key(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _said(name: str, value: Any) -> str:
+def said(name: str, value: Any) -> str:
+    """A field with its value: ``link 25 GB/s``; of some the value alone says it."""
     if name == "hardware.link.gbps":
         return f"link {value:g} GB/s" if isinstance(value, int | float) else f"link {value}"
-    short = name.removeprefix("set.")
-    return field_value(value) if name in ("policy", "hardware", "trace", "model") else f"{short} {field_value(value)}"
+    plain = name in ("policy", "hardware", "trace", "model")
+    return field_value(value) if plain else f"{short_name(name)} {field_value(value)}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.html.plots import AnyPlot, Axis, Bars, Curves, HeatMap, Series
 from analysis.html.wording import figure as short
+from analysis.html.wording import lines_of
 from analysis.pages.drawing import Figure, legend
 from ground.files import atomic_path
 from ground.plots import new_figure
@@ -27,7 +28,7 @@ _COLOURS = (
     "#4b5563",
 )
 _MARKERS = "osD^vP*X<>"
-_FEW_CELLS, _MOST_TICKS = 120, 32
+_FEW_CELLS, _MOST_TICKS, _LETTERS = 120, 32, 75
 
 
 def names(plots: Sequence[AnyPlot]) -> list[str]:
@@ -60,7 +61,7 @@ def drawn(plot: AnyPlot) -> Figure:
         figure.set_size_inches(8, 4.8)
         _curves(plot, figure.subplots())
     elif isinstance(plot, Bars):
-        figure.set_size_inches(8, 1.8 + 0.3 * len(plot.names))
+        figure.set_size_inches(8, 1.8 + 0.16 * sum(1 + len(lines_of(name)) for name in plot.names))
         _bars(plot, figure.subplots())
     else:
         figure.set_size_inches(8, 2 + min(12, max(2.5, (0.4 if _few(plot) else 0.14) * len(plot.rows_of))))
@@ -76,11 +77,13 @@ def _curves(plot: Curves, ax: Any) -> None:
     if areas:
         heights = [[y or 0 for y in one.y] for one in areas]
         ax.stackplot(areas[0].x, *heights, labels=[_plain(one.name) for one in areas], colors=_COLOURS)
-    colour = iter(_COLOURS * (1 + len(plot.series) // len(_COLOURS)))
+    colours: dict[str, str] = {}  # what has one name has one colour
     for at, one in enumerate(plot.series):
         if one.style != "area":
-            ax.plot(one.x, _gaps(one), label=_plain(one.name), **_look(one, at, next(colour)))
-    if not plot.y.log:
+            colour = colours.setdefault(one.name, _COLOURS[len(colours) % len(_COLOURS)])
+            label = None if one.style == "dots" else _plain(one.name)
+            ax.plot(one.x, _gaps(one), label=label, **_look(one, at, colour))
+    if plot.y.zero and not plot.y.log:
         ax.set_ylim(bottom=0)
 
 
@@ -94,6 +97,7 @@ def _look(one: Series, at: int, colour: str) -> dict[str, Any]:
         "line": marker, "reference": marker | {"linestyle": ":"},
         "bound": {"color": "black", "linestyle": "-." if "compute" in one.name else "--"},
         "points": {"color": "#545d68", "linestyle": "", "marker": ".", "markersize": 5},
+        "dots": {"color": colour, "linestyle": "", "marker": ".", "markersize": 3, "alpha": 0.45},
         "front": marker | {"drawstyle": "steps-post"},
         "mark": {"color": colour, "linestyle": "", "marker": "*", "markersize": 15, "zorder": 3},
     }  # fmt: skip
@@ -107,16 +111,22 @@ def _labelled(ax: Any, x: Axis, y: Axis | None) -> None:
     ax.set_xlabel(_plain(x.title))
     if y is not None:
         ax.set_ylabel(_plain(y.title))
-        if y.log:
-            ax.set_yscale("log")
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-            ax.yaxis.set_minor_formatter(NullFormatter())
+    for name, axis in (("x", x), ("y", y)):
+        if axis is not None and axis.log:
+            getattr(ax, f"set_{name}scale")("log")
+            scale = getattr(ax, f"{name}axis")
+            scale.set_major_locator(LogLocator(subs=(1, 2, 5) if name == "y" else (1,)))
+            scale.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            scale.set_minor_formatter(NullFormatter())
 
 
 def _plain(text: str) -> str:
     """Text in which a dollar sign begins no formula, and which no legend hides for its underscore."""
     return f"\u200b{text}".replace("$", r"\$") if text.startswith("_") else text.replace("$", r"\$")
+
+
+def _broken(label: str) -> str:
+    return "\n".join(map(_plain, lines_of(label)))
 
 
 def _bars(plot: Bars, ax: Any) -> None:
@@ -131,7 +141,7 @@ def _bars(plot: Bars, ax: Any) -> None:
             ax.plot(end, [at, at], color="black", linewidth=1)
     for name, value in plot.marks.items():
         ax.axvline(value, color="black", linestyle="-." if "compute" in name else "--", label=_plain(name))
-    ax.set_yticks(range(len(plot.names)), [_plain(name) for name in plot.names], fontsize=8)
+    ax.set_yticks(range(len(plot.names)), [_broken(name) for name in plot.names], fontsize=8)
     ax.invert_yaxis()
 
 
@@ -149,9 +159,9 @@ def _heat_map(plot: HeatMap, figure: Figure) -> None:
     ax.set_ylabel(_plain(plot.down.title))
     for set_ticks, labels in ((ax.set_xticks, plot.columns_of), (ax.set_yticks, plot.rows_of)):
         step = -(-len(labels) // _MOST_TICKS)
-        set_ticks(range(0, len(labels), step), [_plain(label) for label in labels[::step]], fontsize=8)
-    longest = max(map(len, plot.columns_of))
-    if longest * min(len(plot.columns_of), _MOST_TICKS) > 60:
+        set_ticks(range(0, len(labels), step), [_broken(label) for label in labels[::step]], fontsize=8)
+    longest = max(len(line) for label in plot.columns_of for line in lines_of(label))
+    if longest * min(len(plot.columns_of), _MOST_TICKS) > _LETTERS:
         ax.tick_params(axis="x", rotation=90)
     if _few(plot):
         for (row, column), value in np.ndenumerate(values):

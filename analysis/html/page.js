@@ -46,10 +46,12 @@ for (const details of document.querySelectorAll("details[data-plot]")) {
 function coloured(form) {
   const ink = colour("--ink"), soft = colour("--soft"), grid = colour("--grid");
   const ways = Array.from({ length: 10 }, (_, at) => colour(`--c${at}`));
-  let next = 0;
+  const given = new Map();  // what has one name has one colour
   const data = form.data.map((trace) => {
     if (trace.meta === "heat") return { ...trace, colorbar: { ...trace.colorbar, tickfont: { color: ink } } };
-    const own = { bound: ink, points: soft, mark: ways[1] }[trace.meta] ?? ways[next++ % ways.length];
+    const fixed = { bound: ink, points: soft, mark: ways[1] }[trace.meta];
+    if (!fixed && !given.has(trace.name)) given.set(trace.name, ways[given.size % ways.length]);
+    const own = fixed ?? given.get(trace.name);
     return { ...trace, line: { width: 2, ...trace.line, color: own }, marker: { ...trace.marker, color: own },
              ...(trace.error_x && { error_x: { ...trace.error_x, color: ink } }) };
   });
@@ -62,7 +64,8 @@ function coloured(form) {
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: soft, font: { color: ink }, align: "left" },
   };
   if (innerWidth < 600 && !heat) layout.height += 20 * form.data.length;
-  if (heat && innerWidth < 600) {  // the scale's room is below, where there is width for it
+  if (heat && innerWidth < 600) {  // the scale's room is below, where there is width for it; the names need the title's
+    layout.yaxis = { ...layout.yaxis, title: undefined };
     data[0].colorbar = { ...data[0].colorbar, orientation: "h", x: 0.5, y: 1.02, yanchor: "bottom",
                          title: { ...data[0].colorbar.title, side: "top" } };
   }

@@ -5,23 +5,23 @@ from html import escape
 from typing import Any
 
 from analysis.html.plots import AnyPlot, Axis, Bars, Curves, HeatMap, Series
-from analysis.html.wording import figure
+from analysis.html.wording import figure, lines_of
 
 _MODES: dict[str, dict[str, Any]] = {
     "line": {"mode": "lines+markers"},
     "reference": {"mode": "lines+markers", "line": {"dash": "dot"}},
     "bound": {"mode": "lines"},
     "points": {"mode": "markers"},
+    "dots": {"mode": "markers", "opacity": 0.45, "showlegend": False},
     "front": {"mode": "lines+markers", "line": {"shape": "hv"}},
     "mark": {"mode": "markers"},
     "area": {"mode": "lines", "stackgroup": "all", "line": {"width": 1}},
 }
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "pentagon", "star", "triangle-down", "hexagon")
 _TICKS = [float(f"{first}e{power}") for power in range(-6, 9) for first in (1, 2, 5)]
-"""Where a logarithmic axis has marks; those of plotly leave out the powers of ten."""
+"""Where a logarithmic axis has marks, across only every third; those of plotly leave out the powers of ten."""
 _FEW_CELLS = 120
 """Of a heat map with at most so many cells, each says its value."""
-_WRAP = 30
 
 
 def plotly_form(plot: AnyPlot) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def _safe(text: str) -> str:
 
 def _curves(plot: Curves) -> dict[str, Any]:
     data = [_series(one, at, plot) for at, one in enumerate(plot.series)]
-    down = _axis(plot.y) if plot.y.log else _axis(plot.y, rangemode="tozero")
+    down = _axis(plot.y, rangemode="tozero" if plot.y.zero else "normal")
     return {
         "data": data,
         "layout": {
-            "xaxis": _axis(plot.x),
+            "xaxis": _axis(plot.x, _TICKS[::3]),
             "yaxis": down,
             "hovermode": "closest",
             "height": 440,
@@ -58,7 +58,7 @@ def _series(one: Series, at: int, plot: Curves) -> dict[str, Any]:
         for x, y, note in zip(one.x, one.y, notes, strict=True)
     ]
     marker = {"symbol": "star" if one.style == "mark" else _SYMBOLS[at % len(_SYMBOLS)]}
-    size = {"mark": 16, "points": 6}.get(one.style, 8)
+    size = {"mark": 16, "points": 6, "dots": 4}.get(one.style, 8)
     return {
         "type": "scatter", "name": _safe(one.name), "x": list(one.x), "y": list(one.y), "text": said,
         "hoverinfo": "text", "marker": marker | {"size": size}, "meta": one.style, **_MODES[one.style],
@@ -79,22 +79,14 @@ def _lines(note: str) -> list[str]:
     return [_safe(part) for part in note.split("; ") if part]
 
 
-def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
-    kind = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:,g}" for tick in _TICKS]} if axis.log else {}
-    return {"title": {"text": _safe(axis.title)}, "automargin": True, **kind, **more}
+def _axis(axis: Axis, marks: Sequence[float] = _TICKS, **more: Any) -> dict[str, Any]:
+    kind = {"type": "log", "tickvals": list(marks), "ticktext": [f"{mark:,g}" for mark in marks]} if axis.log else {}
+    # Without a distance plotly writes a title between labels, where it finds room.
+    return {"title": {"text": _safe(axis.title), "standoff": 8}, "automargin": True, **kind, **more}
 
 
 def _wrapped(name: str) -> str:
-    """A label in lines of about `_WRAP` characters, broken at commas."""
-    lines = [""]
-    for part in name.split(", "):
-        joined = f"{lines[-1]}, {part}" if lines[-1] else part
-        if lines[-1] and len(joined) > _WRAP:
-            lines[-1] += ","
-            lines.append(part)
-        else:
-            lines[-1] = joined
-    return "<br>".join(map(_safe, lines))
+    return "<br>".join(map(_safe, lines_of(name)))
 
 
 def _bars(plot: Bars) -> dict[str, Any]:
@@ -139,7 +131,7 @@ def _heat_map(plot: HeatMap) -> dict[str, Any]:
     down, across, unit = (_safe(text).replace("%{", "%") for text in (plot.down.title, plot.across.title, plot.unit))
     form = f"{down}: %{{y}}<br>{across}: %{{x}}<br><b>{unit}: %{{z:.3~g}}</b>{'%{hovertext}' if said else ''}"
     cells: dict[str, Any] = {
-        "type": "heatmap", "z": [list(values) for values in plot.values], "x": [_safe(c) for c in plot.columns_of],
+        "type": "heatmap", "z": [list(values) for values in plot.values], "x": [_wrapped(c) for c in plot.columns_of],
         "y": [_wrapped(row) for row in plot.rows_of], "meta": "heat",
         "hovertemplate": f"{form}<extra></extra>", "hovertext": said,
         "xgap": 1 if few else 0, "ygap": 1 if few else 0,
@@ -150,4 +142,5 @@ def _heat_map(plot: HeatMap) -> dict[str, Any]:
         cells |= {"text": [[figure(value) for value in values] for values in plot.values], "texttemplate": "%{text}"}
     rows = _axis(plot.down, type="category", autorange="reversed", ticks="")
     height = 160 + max(240, min(900, (30 if few else 12) * len(plot.rows_of)))
-    return {"data": [cells], "layout": {"xaxis": _axis(plot.across, type="category"), "yaxis": rows, "height": height}}
+    columns = _axis(plot.across, type="category", autotickangles=[0, 90])
+    return {"data": [cells], "layout": {"xaxis": columns, "yaxis": rows, "height": height}}

@@ -5,16 +5,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Cell = str | float | None
-Style = Literal["line", "reference", "bound", "points", "front", "mark", "area"]
-"""A ``line`` joins points, a ``bound`` none can pass, a ``front`` goes in steps, an ``area`` lies on the last."""
+Style = Literal["line", "reference", "bound", "points", "dots", "front", "mark", "area"]
+"""A ``line`` joins points, a ``bound`` none can pass, a ``front`` goes in steps, an ``area`` lies on the last.
+
+``dots`` have the colour of the line of that name, ``points`` none of their own.
+"""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says, its unit in brackets; ``log``: equal factors are equally far apart."""
+    """What an axis says, its unit in brackets; ``log``: equal factors are equally far apart; ``zero``: begin at 0."""
 
     title: str
     log: bool = False
+    zero: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _FIGURES = (
     "hit_ratio", "late_ratio", "miss_ratio", "hosted", "link_demand_bytes", "link_prefetch_bytes", "link_wasted_bytes",
     "time_compute_ms", "time_stall_demand_ms", "time_stall_late_ms", "time_stall_host_ms", "time_predict_ms",
     "time_other_ms", "gpu_needed_bytes", "gpu_memory_bytes", "reference", "cache_slots",
-    "cache_bytes", "identity", "reason", _STATUS,
+    "cache_bytes", "expert_bytes", "identity", "reason", _STATUS,
 )  # fmt: skip
 WANTED = (*_FIGURES, *_PROVENANCE, *(f"replayed_{name}" for name in _REPLAYED))
 """Columns that pages read; a run may lack some."""

@@ -39,3 +39,16 @@ def field_value(value: Any) -> str:
     parts = [part.rpartition("/")[2].removesuffix(".npz") if part.endswith(".npz") else part
              for part in text.split(" + ")]  # fmt: skip
     return " + ".join(parts)
+
+
+def lines_of(label: str, width: int = 30) -> list[str]:
+    """A label in lines of about ``width`` characters, broken after commas and before *over*."""
+    lines = [""]
+    for part in label.replace(" over ", ", over ").split(", "):
+        joined = f"{lines[-1]}{'' if part.startswith('over ') else ','} {part}" if lines[-1] else part
+        if lines[-1] and len(joined) > width:
+            lines[-1] += "" if part.startswith("over ") else ","
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    return lines

@@ -29,6 +29,10 @@ def panels(
     return axes.T
 
 
+_LETTERS, _HANDLE = 15, 6
+"""How many letters of a legend an inch holds, and how many an entry's sample of its line takes."""
+
+
 def legend(figure: Figure) -> None:
     """One legend below all panels, each label once; none where nothing has a label."""
     found: dict[str, Any] = {}
@@ -36,5 +40,6 @@ def legend(figure: Figure) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
-        columns = min(5, len(found))
+        room = int(figure.get_size_inches()[0] * _LETTERS / (max(map(len, found)) + _HANDLE))
+        columns = max(1, min(5, len(found), room))
         figure.legend(found.values(), found, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)

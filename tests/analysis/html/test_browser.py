@@ -14,6 +14,7 @@ import pytest
 
 from analysis.html.answer import answers
 from analysis.html.designs import Designs
+from analysis.html.gains import gain_plots, gains_of
 from analysis.html.of_runs import plots
 from analysis.html.page import Page
 from analysis.html.run_table import run_table
@@ -42,7 +43,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with every kind of plot, a reference, and a run that failed."""
     told = [sized(at * 1.5, "told", 10 * at, reference="knows the future") for at in (1, 3, 5)]
     designs = Designs.of([*GRID, *told, run(None, "a-policy-that-is-refused", reason="too small")])
-    page = Page("Runs", "Which?", answers(designs), "Simulated.", plots(designs), (["file"], [["out"]]),
+    gains = gain_plots(gains_of(["domoe over lru", "lru over domoe", "told over lru"], designs), designs)
+    page = Page("Runs", "Which?", answers(designs), "Simulated.", [*gains, *plots(designs)], (["file"], [["out"]]),
                 run_table(designs, dict.fromkeys(range(len(designs.runs)), 1)))  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(page.html(), "utf-8")
@@ -86,10 +88,11 @@ def test_page_draws_everything_in_its_width_without_a_word(at: Opened, size: tup
     drawn = page.evaluate("""[...document.querySelectorAll('.plot')].map(plot => [
         plot.id, plot.querySelectorAll('.scatterlayer .trace, .barlayer .point, .hm image').length,
         [...plot.querySelectorAll('.xtitle, .ytitle')].map(title => title.textContent).join(' ')])""")
-    assert [name for name, *_ in drawn] == ["throughput-by-cache", "front", "misses", "token-time", "heat-map"]
+    names = ["gain-by-stall", "pays-by-value", "throughput-by-cache", "front", "misses", "token-time", "heat-map"]
+    assert [name for name, *_ in drawn] == names
     assert all(count > 0 for _, count, _ in drawn)
-    units = {"throughput-by-cache": "(tokens/s)", "front": "(GiB)", "misses": "(%)", "token-time": "(ms)"}
-    assert all(units.get(name, "cache size") in titles for name, _, titles in drawn)
+    units = ["stall over compute", "policies", "(tokens/s)", "(GiB)", "(%)", "(ms)", "cache size"]
+    assert all(unit in titles for unit, (_, _, titles) in zip(units, drawn, strict=True))
     paper, ink = page.evaluate("[getComputedStyle(document.body).backgroundColor, "
                                "getComputedStyle(document.querySelector('#front .xtitle')).fill]")  # fmt: skip
     light = [sum(map(int, colour[4:-1].split(","))) > 380 for colour in (paper, ink)]

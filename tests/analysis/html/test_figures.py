@@ -7,6 +7,7 @@ import pytest
 
 from analysis.html import figures
 from analysis.html.designs import Designs
+from analysis.html.gains import gain_plots, gains_of
 from analysis.html.of_runs import plots
 from analysis.html.plots import AnyPlot, Axis, Curves, Series
 from tests.analysis.html.rows import sized
@@ -18,7 +19,9 @@ KNEED = [sized(5, "lru", 10), sized(30, "lru", 20), sized(33, "lru", 50), sized(
 def every_kind() -> list[AnyPlot]:
     bars = [plot for plot in plots(Designs.of(GRID[:2])) if plot.name == "throughput"]
     area = Curves("link", "$Link$", "", Axis("s"), Axis("%"), [Series("_a", [1, 2], [3, None], "area")])
-    return [*plots(Designs.of(GRID)), *bars, area, *(p for p in plots(Designs.of(KNEED)) if p.name == "front")]
+    designs = Designs.of(GRID)
+    gains = gain_plots(gains_of(["domoe over lru"], designs), designs)
+    return [*gains, *plots(designs), *bars, area, *(p for p in plots(Designs.of(KNEED)) if p.name == "front")]
 
 
 def test_files_are_the_same_for_the_same_data(tmp_path: Path) -> None:
