@@ -254,23 +254,29 @@ def bench(
     long: Annotated[WholeNumber, Help("decode tokens of the one that the compiled engine runs")] = 50_000,
     sweep: Annotated[Path | None, Help("measure a sweep of 1,000 designs over this trace, and nothing else")] = None,
     workers: Annotated[WholeNumber, Help("processes of that sweep")] = 2,
+    regroup: Annotated[bool, Help("measure how long --regroup kmeans takes for one split, and nothing else")] = False,
     json: _Json = None,
 ) -> None:
-    """Measure how fast the engines are, beside a bare SimPy loop and other caches; or how fast a sweep is.
+    """Measure how fast the engines are, beside a bare SimPy loop and other caches; or a sweep, or regrouping.
 
     For example:
 
     ```
     python -m sim bench
     python -m sim bench --sweep traces/mixtral_law.npz
+    python -m sim bench --regroup
     ```
     """
     from sim.bench.engines import run_bench
     from sim.bench.speeds import bench_json, bench_view
 
     keep_apart([sweep], {"--json": json})
+    if sweep is not None and regroup:
+        raise InputError("--sweep, --regroup: each measures nothing else; expected one of the two")
     if sweep is not None:
         return _bench_sweep(sweep, workers, json)
+    if regroup:
+        return _bench_regrouping(json)
     rows, caches = run_bench(tokens, long)
     with written(json) as write:
         write(bench_json(rows, caches))
@@ -284,6 +290,15 @@ def _bench_sweep(trace: Path, workers: int, json: str | None) -> None:
     with written(json) as write:
         write(sweep_json(speed))
     show(sweep_view(speed), json)
+
+
+def _bench_regrouping(json: str | None) -> None:
+    from sim.bench.regrouping import measure_regrouping, regrouping_json, regrouping_view
+
+    rows = measure_regrouping()
+    with written(json) as write:
+        write(regrouping_json(rows))
+    show(regrouping_view(rows), json)
 
 
 def _announce(here: Scene, engine: Engine) -> None:

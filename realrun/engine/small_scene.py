@@ -9,7 +9,7 @@ from ground.errors import InputError
 from sim.run.cache_size import parse_capacity
 from sim.run.scene import Scene, SceneOptions, scene_of
 from sim.workload import Schedule, workload
-from traces.models.attention import Attention
+from traces.models.attention import Attention, Matrix
 from traces.models.spec import ModelSpec
 from traces.schema import DECODE
 
@@ -22,6 +22,8 @@ def small_scene(options: SceneOptions, scale: int, steps: int | None, *, learns:
 
     What a cache size means is known once the model is. Raises InputError as those do.
     """
+    if options.regroup is not None or options.pipeline != "sequential":
+        raise InputError("--regroup, --pipeline: a real run predicts as its steps begin and regroups nothing")
     here = scene_of(options if scale == 1 else replace(options, cache="100%"), learns=learns)
     if scale != 1:
         here = with_model(here, scaled(here.model, scale), options.cache)
@@ -57,9 +59,10 @@ def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
         return max(2, width // divisor // 2 * 2) if width else 0
 
     def thinner(attention: Attention) -> Attention:
-        widths = (field.name for field in fields(Attention) if field.name not in ("shape", "parameters"))
+        widths = (field.name for field in fields(Attention) if field.name not in ("shape", "matrices"))
         less: dict[str, Any] = {name: part(getattr(attention, name)) for name in widths}
-        return replace(attention, parameters=max(2 * hidden, attention.parameters // divisor**2), **less)
+        whole = Matrix("all of them", 1, max(2 * hidden, attention.parameters // divisor**2))
+        return replace(attention, matrices=(whole,), **less)
 
     hidden, inner = part(model.hidden), part(model.expert_ffn)
     return replace(
@@ -73,6 +76,7 @@ def scaled(model: ModelSpec, divisor: int) -> ModelSpec:
         vocab=part(model.vocab),
         shared_ffn=part(model.shared_ffn),
         dense_ffn=part(model.dense_ffn),
+        stored=None,
     )
 
 

@@ -14,11 +14,13 @@ Decided here:
   slots go round. All that is wanted at one time so fits the slots, and copies wait for slots that are still in use.
 * Who is thought to be needed soonest is kept longest. What is not foreseen, or is done, goes before all that is to
   come, the least recently used first; what was foreseen and is not needed goes before those.
-* A prediction is waited for (``charge=step``): within a step nothing can be computed before its tokens are known.
+* A prediction is waited for (``charge=step``): within a step nothing can be computed before its tokens are known. How
+  much of that time other steps hide is the run's ``--pipeline``.
 * Prompts are not predicted: nearly all experts of a layer are needed, and stream.
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -138,7 +140,8 @@ class CacheEngine(Policy):
         def network_ns(rows: int, point: int) -> int:
             return setting.software.network_ns(setting.hardware, weights, rows) if given.charge != "free" else 0
 
-        return each_step(view, [0], network_ns, critical=given.charge != "beside", before_demands=given.correction)
+        each = each_step(view, [0], network_ns, critical=given.charge != "beside", before_demands=given.correction)
+        return replace(each, ahead=given.charge == "step")
 
 
 class ExpertFlow(CacheEngine):
