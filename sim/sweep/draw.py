@@ -1,4 +1,4 @@
-"""The shape of a sweep in a terminal: bars over one axis, a block for each value of another.
+"""The shape of a sweep in a terminal: bars over one axis, a block for each value of another, the fastest blocks first.
 
 Over all other axes the fastest design counts. References and what was not run are left out.
 """
@@ -36,15 +36,28 @@ def drawing(records: Iterable[Mapping[str, Any]], names: Sequence[str]) -> Rende
             best[seen] = record
     longest = max(record["tokens_per_s"] for record in best.values())
     blocks: dict[str, list[Speed]] = {}
-    for seen, record in list(best.items())[:MOST_BARS]:
+    for seen, record in best.items():
         title = f"{block} {seen[0]}" if block is not None else "tokens/s, of the bound"
         blocks.setdefault(title, []).append(Speed(seen[-1], record["tokens_per_s"], record["bound_tokens_per_s"]))
     others = [name for name in names if name not in (across, block) and len(values[name]) > 1]
+    shown, left = _fastest(blocks)
     over = f"; of {', '.join(others)} the fastest" if others else ""
     head = Text(f"tokens/s (of the bound) over {across or 'the only design'}{over}", style="bold")
-    left = len(best) - MOST_BARS
-    tail = [Text(f"{left:,} more bars are left out")] if left > 0 else []
-    return Group(head, *(bars(title, speeds, longest) for title, speeds in blocks.items()), *tail)
+    tail = [Text(f"{left:,} more bars are left out")] if left else []
+    return Group(head, *(bars(title, speeds, longest) for title, speeds in shown.items()), *tail)
+
+
+def _fastest(blocks: Mapping[str, list[Speed]]) -> tuple[dict[str, list[Speed]], int]:
+    """The blocks that hold the fastest bars, of the first as many bars as there is room for; how many are left out."""
+    order = sorted(blocks, key=lambda title: -max(speed.tokens_per_s for speed in blocks[title]))
+    shown: dict[str, list[Speed]] = {}
+    room = MOST_BARS
+    for title in order:
+        if shown and len(blocks[title]) > room:
+            break
+        shown[title] = blocks[title][:room]
+        room -= len(shown[title])
+    return shown, sum(map(len, blocks.values())) - sum(map(len, shown.values()))
 
 
 def _axes(values: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, str | None]:

@@ -29,10 +29,11 @@ def test_bars_are_as_long_as_designs_are_fast_and_other_axes_show_their_best() -
     records += [record(None, policy="lfu", cache="10%", link=1.0, status="refused")]
     lines = drawn(records, ["policy", "cache", "link"])
     assert lines[0].strip() == "tokens/s (of the bound) over cache; of link the fastest"
-    lengths = {lines[at].split()[0]: lines[at].count("█") for at in (2, 3)}
-    assert lengths == {"10%": 12, "20%": 25}
-    assert [line.split() for line in lines if "domoe" in line] == [["policy", "domoe"]]
-    assert lines[6].count("█") == 50 and lines[6].endswith("4.00 of 8.00 ")
+    assert [(lines[at].split()[0], lines[at].count("█")) for at in (2, 3, 5, 6)] == [
+        ("10%", 25), ("20%", 50), ("10%", 12), ("20%", 25),
+    ]  # fmt: skip
+    assert [lines[at].split() for at in (1, 4)] == [["policy", "domoe"], ["policy", "lru"]], "the fastest first"
+    assert lines[3].endswith("4.00 of 8.00 ")
     assert not any("clairvoyant" in line or "lfu" in line for line in lines)
 
 
@@ -41,4 +42,10 @@ def test_names_with_brackets_and_many_bars_are_shown_as_they_are() -> None:
     assert any(line.startswith("[red]mine[/red]:A") for line in lines)
     many = drawn([record(1.0 + n, batch=n) for n in range(MOST_BARS + 7)], ["batch"])
     assert many[-1].strip() == "7 more bars are left out"
+    wide = [record(1.0 + n + b / 9, policy=f"p{n}", batch=b) for n in range(MOST_BARS) for b in range(7)]
+    blocks = drawn(wide, ["policy", "batch"])
+    assert [line.split()[1] for line in blocks if line.startswith("policy")] == [
+        f"p{MOST_BARS - 1 - n}" for n in range(MOST_BARS // 7)
+    ], "whole blocks, the fastest first"
+    assert blocks[-1].strip() == f"{7 * (MOST_BARS - MOST_BARS // 7)} more bars are left out"
     assert drawn([], ["batch"])[0].strip() == "nothing to draw: no design was run"
