@@ -70,7 +70,9 @@ def report_view(report: Report) -> RenderableType:
     summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
     summary.add_row("TPOT", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
     memory = ", ".join(f"{k.replace('_', ' ')} {gib(v)}" for k, v in report.gpu_bytes.items())
-    summary.add_row("GPU memory", f"{gib(sum(report.gpu_bytes.values()))} GiB", memory)
+    summary.add_row("GPU memory", f"{gib(_memory(report))} GiB", memory)
+    everything = report.settings["all_in_gpu_bytes"]
+    summary.add_row("memory saved", percent(1 - _memory(report) / everything), f"of {gib(everything)} GiB, all in GPU")
     phases = Table(title="what look-ups found, and where the time went", title_justify="left")
     phases.add_column("")
     for name in ("decode", "prefill", "total"):
@@ -80,6 +82,11 @@ def report_view(report: Report) -> RenderableType:
         phases.add_row(label, *(column[label] for column in columns))
     notes = [Text(f"note: {note}", style="yellow") for note in report.notes]
     return Group(heading(report), summary, phases, *notes)
+
+
+def _memory(report: Report) -> int:
+    """Bytes of GPU memory in all."""
+    return sum(report.gpu_bytes.values())
 
 
 def _spread(spread: Spread) -> str:
@@ -132,6 +139,7 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a na
     "wasted": lambda r: percent(ratio(r.decode.link_bytes["wasted"], r.decode.moved)),
     "prefetched": lambda r: percent(ratio(r.decode.prefetch_hits, r.decode.lookups)),
     "predict ms/token": lambda r: number(ratio(r.decode.time_ms["predict"], r.decode.tokens)),
+    "GPU GiB": lambda r: gib(_memory(r)),
     "tables MiB": lambda r: number(r.gpu_bytes["policy"] / 2**20, 1),
 }
 

@@ -215,6 +215,7 @@ def report(
     settings = {
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,
         "batch": scene.batch, "split": scene.split, "discipline": run.terms.discipline, "chunks": run.terms.chunks,
+        "all_in_gpu_bytes": every + model.resident_bytes + gpu["kv"] - scene.kv_more,
         "engine": engine, "regroup": scene.regroup, "pipeline": scene.pipeline,
         "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
         "reference": reference(run.policy, plan, scene),

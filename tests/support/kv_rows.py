@@ -36,7 +36,7 @@ def merge(batches: Sequence[KvRows]) -> KvRows:
             _joined([one.self_attention_cache for one in caches], left=True),
             _joined([one.cross_attention_cache for one in caches], left=False),
         )
-        whole.is_updated = {layer: True for layer in range(len(whole.cross_attention_cache.layers))}
+        whole.is_updated = dict.fromkeys(range(len(whole.cross_attention_cache.layers)), True)
         read = _below([one.read for one in batches if one.read is not None], left=False)
         return KvRows(whole, sequences, _below([one.valid for one in batches], left=True), read)
     return KvRows(_joined(caches, left=True), sequences, _below([one.valid for one in batches], left=True))

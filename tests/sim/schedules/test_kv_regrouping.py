@@ -66,8 +66,9 @@ class EncoderDecoder:
         valid = torch.cat([rows.valid, torch.ones(len(tokens), 1, dtype=torch.bool)], dim=1)
         states = torch.zeros(*rows.read.shape, self.model.config.d_model)  # what it says is cached
         output = self.model(
-            encoder_outputs=MoEModelOutput(states), attention_mask=rows.read.long(), decoder_attention_mask=valid.long(),
-            decoder_input_ids=torch.tensor(tokens)[:, None], use_cache=True, **{cache_name(self.model): rows.cache},
+            encoder_outputs=MoEModelOutput(states), attention_mask=rows.read.long(), use_cache=True,
+            decoder_input_ids=torch.tensor(tokens)[:, None], decoder_attention_mask=valid.long(),
+            **{cache_name(self.model): rows.cache},
         )  # fmt: skip
         rows.valid = valid
         return [int(one) for one in output.logits[:, -1].argmax(dim=-1)]
