@@ -30,6 +30,8 @@ class Counters:
     prefetch_bytes: list[int] = field(default_factory=_pair)
     wasted: list[int] = field(default_factory=_pair)
     evictions: list[int] = field(default_factory=_pair)
+    written_back: list[int] = field(default_factory=_pair)
+    """Bytes of those evicted that crossed the link to the host."""
     landed_unused: dict[int, int] = field(default_factory=dict)
     """Experts that a prefetch brought and that nobody has needed yet: the phase that issued it."""
 

@@ -18,6 +18,10 @@ import numpy as np
 from ground.errors import InputError
 from sim.eviction import Eviction, goes_by_values, ranks_by_product
 
+SWITCHES = (
+    "per_layer", "keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "only_idle",
+)  # fmt: skip
+"""Fields of a plan that are True or False."""
 MOST_CHUNKS = 1_000_000
 """Pieces of a transfer; more is a slip of the keyboard."""
 
@@ -296,10 +300,14 @@ class Plan:
         ring: begin with a copy of the first layer as a whole, while any layer computes copy the whole next one (after
             the last, the next step's first), and let a call wait until all that was asked for it is there, needed or
             not.
+        insist: let every call wait until all that was asked for it is there, needed or not, as in a ring.
+        write_back: copy whoever is evicted to the host, over the link and before the copy that takes the slot.
         host: where absent experts may run on the host, what that costs; or None.
         everything_resident: all experts are on the GPU from the start, whatever the budget.
         gpu_bytes: GPU memory that tables and predictors take away from expert slots.
         most_bytes: the most memory that slots may take, where the design has no use for more; 0 for no such limit.
+        least_bytes: the memory that slots take even where the cache has less: a reference, not a system of equal
+            memory.
         discipline: order of the link's queue; a run may override it.
         chunks: pieces that a transfer is cut into, 0 for those of a real run (``sim.machine.pieces``); a run may
             override it.
@@ -316,17 +324,20 @@ class Plan:
     prediction: Prediction = field(default_factory=Prediction)
     stream_prefill: bool = False
     ring: bool = False
+    insist: bool = False
+    write_back: bool = False
     host: Host | None = None
     everything_resident: bool = False
     gpu_bytes: int = 0
     most_bytes: int = 0
+    least_bytes: int = 0
     discipline: Discipline = "preemptive"
     chunks: int = 0
     note: str = ""
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
-        for name in ("per_layer", "keep", "stream_prefill", "ring", "everything_resident", "only_idle"):
+        for name in SWITCHES:
             _switch(name, getattr(self, name))
         for name, kind in (("requests", Requests), ("values", Values), ("host", Host)):
             part = getattr(self, name)
@@ -346,6 +357,7 @@ class Plan:
             raise _at_fault("keep", self.keep, "True where everything is resident")
         _number("gpu_bytes", self.gpu_bytes)
         _number("most_bytes", self.most_bytes)
+        _number("least_bytes", self.least_bytes)
         _number("most_issued", self.most_issued)
         _number("chunks", self.chunks, most=MOST_CHUNKS)
         if not isinstance(self.note, str):

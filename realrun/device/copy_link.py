@@ -131,6 +131,9 @@ class CopyLink(LinkQueue):
     def _do_start(self, transfer: Transfer) -> None:
         self._running = transfer
         transfer.started = True
+        for expert in transfer.leaving:  # it lies where the new one will
+            self._device.copy_back(self._store.expert(expert), self.cache.rows[self.cache.slot[transfer.expert]])
+        self._written_back(transfer)
         # Under fifo a demand may wait behind this prefetch, which then goes whole.
         if transfer.demand or self._demands:
             self._hand_over(transfer, transfer.body)

@@ -75,6 +75,11 @@ class CudaDevice(Device):
         if failed := self._to_device(target.data_ptr() + begin, source.data_ptr() + begin, stop - begin, stream):
             raise RunError(f"copy of {stop - begin:,} bytes to {self.torch_device}: CUDA error {failed}")
 
+    def copy_back(self, target: "torch.Tensor", source: "torch.Tensor") -> None:
+        """Asynchronous where the target is pinned."""
+        with self._torch.cuda.stream(self.copies.stream):
+            target.copy_(source, non_blocking=True)
+
     def between(self, first: Any, last: Any) -> int:
         """From the events' own clock, half a microsecond fine."""
         return max(0, round(first.elapsed_time(last) * 1e6))

@@ -64,6 +64,9 @@ class Device(Protocol):
         Both are contiguous and must stay until that is done, the host's side pinned. Raises RunError.
         """
 
+    def copy_back(self, target: "torch.Tensor", source: "torch.Tensor") -> None:
+        """As ``copy`` the other way: all of ``source``, which is the device's, to ``target``, which is the host's."""
+
     def between(self, first: Any, last: Any) -> int:
         """Nanoseconds between two marks that have been passed."""
 

@@ -100,6 +100,10 @@ class HostDevice(Device):
             target, source = target[begin:end], source[begin:end]
         self.copies.launch(target.copy_, source)
 
+    def copy_back(self, target: "torch.Tensor", source: "torch.Tensor") -> None:
+        """In the copying thread."""
+        self.copies.launch(target.copy_, source)
+
     def between(self, first: Any, last: Any) -> int:
         """By the host's clock."""
         return max(0, last.ns - first.ns)

@@ -104,7 +104,7 @@ def _call(m: Any, step: int, layer: int) -> bool:
     if size <= wave:
         _pin_all(m, first, size)
     hosted = _look_up(m, call)
-    if m.ring:
+    if m.ring or m.insist:
         insist(m, call, layer)
     pass_call(m, call, layer)
     size = _in_order(m, first, size)
@@ -129,7 +129,7 @@ def _call(m: Any, step: int, layer: int) -> bool:
         _let_go(m, begin, end)
         kick(m)
         begin = max(end, 1)
-    if m.ring and not _wait_for_rest(m, call, layer):
+    if (m.ring or m.insist) and not _wait_for_rest(m, call, layer):
         return False
     if hosted:
         _wait_for_host(m, call, host_ends if m.beside else m.now + _host_ns(m, call))

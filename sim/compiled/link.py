@@ -143,7 +143,7 @@ def _new(m: Any, expert: int, prefetch: int, priority: int) -> None:
     transfer.serial = m.serial
     transfer.priority = priority
     transfer.phase = m.phase
-    transfer.moved = 0
+    transfer.moved = transfer.back_ns = transfer.back_bytes = 0
     transfer.live, transfer.prefetch, transfer.demand, transfer.needed, transfer.started = 1, prefetch, 0, 0, 0
 
 
@@ -240,7 +240,8 @@ def _run(m: Any, expert: int) -> None:
     transfer.begin = m.now
     m.running = expert
     m.boundary = -1
-    transfer.lead = 0 if m.chained and m.busy_until == m.now else transfer.startup
+    follows = m.busy_until == m.now or transfer.back_ns > 0
+    transfer.lead = transfer.back_ns + (0 if m.chained and follows else transfer.startup)
     m.ending = m.now + transfer.lead + transfer.body - transfer.moved
 
 
@@ -297,9 +298,11 @@ def _account(m: Any, expert: int, moved: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     before = _bytes(m, expert)
     transfer.moved = moved
+    crossed, counts = _bytes(m, expert) - before, counts_at(m.counts, transfer.phase)
     if m.now > transfer.begin:
         m.busy_until = m.now
-    crossed, counts = _bytes(m, expert) - before, counts_at(m.counts, transfer.phase)
+        counts.written_back += transfer.back_bytes
+        transfer.back_ns = transfer.back_bytes = 0
     if transfer.prefetch:
         counts.prefetch_bytes += crossed
     else:

@@ -61,6 +61,8 @@ TRANSFER = np.dtype(
         ("moved", np.int64),  # ns of body done at the last boundary
         ("begin", np.int64),  # when the present stretch began
         ("late_at", np.int64),  # the last look-up that found it under way
+        ("back_ns", np.int64),  # copying those that it evicted to the host, while that is to come
+        ("back_bytes", np.int64),
         ("next_demand", np.int32),  # who stands behind it in the line of demands
         ("phase", np.int8),
         ("live", np.int8),  # queued, running or paused
@@ -103,7 +105,7 @@ _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", 
               "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of", "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
-_OF_PLAN = ("keep", "stream_prefill", "ring", "everything_resident", "most_issued", "only_idle")
+_OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "most_issued", "only_idle")
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
            "waits", "parts", "moves", "prepares")  # fmt: skip

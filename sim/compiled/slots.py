@@ -6,7 +6,7 @@ The totals answer at once whether room can be made, so a prefetch that must wait
 from typing import Any
 
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import counts_at, layer_at, pool_at, slot_at
+from sim.compiled.machine import counts_at, layer_at, pool_at, slot_at, transfer_at
 from sim.compiled.order import evicted, first_to_leave, loaded, may_leave, must_stay, requested
 from sim.run.slots import ABSENT, LOADING, RESIDENT
 
@@ -82,6 +82,10 @@ def allot(m: Any, expert: int, demand: bool) -> None:
         counts_at(m.counts, m.phase).evictions += 1
         if not slot_at(m.slots, victim).used:
             unused(m, victim)
+        if m.write_back:
+            transfer, back = transfer_at(m.transfers, expert), transfer_at(m.transfers, victim)
+            transfer.back_ns += back.startup + back.body
+            transfer.back_bytes += slot_at(m.slots, victim).size
         release(m, victim)
     pool.free -= slot.size
     slot.state = LOADING

@@ -5,8 +5,9 @@ are loaded, the next layer's gate is asked about this layer's hidden state, and 
 first are loaded while the layer computes.
 
 Where the published code (commit ce54518 of dvmazur/mixtral-offloading) and the paper differ, this is the paper: the
-code has the cache alone (``speculate=0``), and it swaps, copying the expert that leaves back to the host on the same
-stream; here evicting is free, as in the paper's account of what is transferred.
+code has the cache alone (``speculate=0``), and it swaps (``writeback=true``): the expert that leaves is copied to the
+host first, on the same stream, so twice the bytes move. Else evicting is free, as in the paper's account of what is
+transferred.
 
 Decided here:
 
@@ -41,6 +42,8 @@ class CacheMoEParameters(Parameters):
     """load early only if the link has nothing to do once the layer's demands are made."""
     eviction: Literal["lru", "lfu", "perfect-lfu"] = "lru"
     """the paper's lru, lfu, or perfect-lfu."""
+    writeback: bool = False
+    """copy the expert that leaves a slot to the host first, as the published code does."""
     scope: Literal["global", "layer"] = "layer"
     """split the slots evenly, a pool a layer, as in the paper, or share them over all layers."""
 
@@ -67,5 +70,6 @@ class CacheMoE(Policy):
             requests=requests,
             most_issued=given.most,
             only_idle=given.idle,
+            write_back=given.writeback,
             discipline="demand-first",
         )

@@ -63,7 +63,7 @@ class Counts:
     @property
     def moved(self) -> int:
         """Bytes that crossed the link."""
-        return self.link_bytes["demand"] + self.link_bytes["prefetch"]
+        return self.link_bytes["demand"] + self.link_bytes["prefetch"] + self.link_bytes.get("written_back", 0)
 
     def columns(self) -> dict[str, Any]:
         """All of them side by side, units in their names: ``link_demand_bytes``, ``time_compute_ms``."""
@@ -225,7 +225,8 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, compulsory: np.ndarray,
         compulsory_misses=int((compulsory & lookup).sum()),
         evictions=counted("evictions"),
         link_bytes={
-            "demand": counted("demand_bytes"), "prefetch": counted("prefetch_bytes"), "wasted": counted("wasted")
+            "demand": counted("demand_bytes"), "prefetch": counted("prefetch_bytes"), "wasted": counted("wasted"),
+            **({"written_back": counted("written_back")} if any(log.counters.written_back) else {}),
         },
         prefetches={fate: counted(fate) for fate in fates},
         time_ms={part: ns / 1e6 for part, ns in parts.items()},

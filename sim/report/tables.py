@@ -114,6 +114,7 @@ def _phase(c: Counts) -> dict[str, str]:
         "link, demand": f"{gib(c.link_bytes['demand'])} GiB",
         "link, prefetch": f"{gib(c.link_bytes['prefetch'])} GiB",
         "  of it wasted": f"{gib(c.link_bytes['wasted'])} GiB",
+        **({"link, to the host": f"{gib(written)} GiB"} if (written := c.link_bytes.get("written_back")) else {}),
         "prefetches issued": f"{fate['issued']:,}",
         "  in time": f"{fate['useful']:,}",
         "  too late": f"{fate['late']:,}",

@@ -54,6 +54,10 @@ class Timeline:
         """A stretch on the link."""
         self._slice(4, begin, end, f"{kind} {self._name(expert)}", f'"complete":{str(whole).lower()}')
 
+    def written_back(self, begin: int, end: int, expert: int) -> None:
+        """A stretch on the link, to the host."""
+        self._slice(4, begin, end, f"to the host {self._name(expert)}")
+
     def evicted(self, now: int, victims: list[int], by: int) -> None:
         """Experts that left."""
         for victim in victims:

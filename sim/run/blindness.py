@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
-from sim.plan import Plan
+from sim.plan import SWITCHES, Plan
 from sim.policies.base import Policy
 from sim.workload import Workload
 from traces.trace import Trace
@@ -84,9 +84,8 @@ def _shifted(ids: np.ndarray, unknown: np.ndarray, n_experts: int, rng: np.rando
 
 
 _OF_ALL_THE_RUN = attrgetter(
-    "per_layer", "keep", "stream_prefill", "ring", "everything_resident", "gpu_bytes", "most_bytes", "discipline",
-    "chunks", "most_issued", "only_idle", "prediction.critical", "prediction.prompt_ns", "prediction.before_demands",
-    "prediction.ahead",
+    *SWITCHES, "gpu_bytes", "most_bytes", "least_bytes", "discipline", "chunks", "most_issued", "prediction.critical",
+    "prediction.prompt_ns", "prediction.before_demands", "prediction.ahead",
 )  # fmt: skip
 """What a plan decides once, before the run: not its ``note``, which may say what it likes and changes nothing."""
 _OF_THE_HOST = attrgetter("fixed_ns", "read_ns", "shared_ns", "row_ns", "reserved", "beside")

@@ -41,7 +41,7 @@ class LayerCalls:
         late: experts of the running call that its look-up found queued or under way.
         missed: whether the running call needs an expert that was absent and is copied.
         hosted: look-ups of the running call whose experts run on the host.
-        others: what the running call waits for although it does not need it: the rest of its layer, in a ring.
+        others: what the running call waits for although it does not need it, in a ring or where a plan insists.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LayerCalls:
         host: HostCosts | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.link, self.cache, self.counters = plan, link, link.cache, link.counters
-        link.most_issued, link.only_idle = plan.most_issued, plan.only_idle
+        link.most_issued, link.only_idle, link.write_back = plan.most_issued, plan.only_idle, plan.write_back
         self.n_layers, self.n_experts = n_layers, n_experts
         self.found = bytearray()  # REUSE_HIT is 0
         self.late: set[int] = set()
@@ -104,7 +104,7 @@ class LayerCalls:
                     missed = True
             rules[pool[expert]].needed(expert, next_call[i])  # as cache.needed: a look-up is no place for one call more
         self.late, self.missed, self.hosted = late, missed, hosted
-        self.others = self._insist(call) if self.plan.ring else []
+        self.others = self._insist(call) if self.plan.ring or self.plan.insist else []
         link.passed = call
 
     def _insist(self, call: int) -> list[Transfer]:

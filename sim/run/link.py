@@ -69,7 +69,10 @@ class Link(LinkQueue):
         self._running = transfer
         transfer.started = True
         transfer.begin = now = self.env.now
-        transfer.lead = 0 if self.chained and self._busy_until == now else transfer.startup
+        follows = self._busy_until == now or transfer.leaving
+        # The other way over the link takes as long.
+        back = sum(map(self.copy_ns, transfer.leaving))
+        transfer.lead = back + (0 if self.chained and follows else transfer.startup)
         self._end_after(transfer.lead + transfer.body - transfer.moved, self._landed)
 
     def _do_stop(self, transfer: Transfer) -> None:
@@ -125,6 +128,18 @@ class Link(LinkQueue):
         self.counters.moved(transfer.prefetch, transfer.phase, crossed)
         if now > transfer.begin:
             self._busy_until = now
-            if self.observer:
+            begin = self._back(transfer) if transfer.leaving else transfer.begin
+            if self.observer and now > begin:
                 kind: Copy = "demand" if not transfer.prefetch else "joined" if transfer.needed else "prefetch"
-                self.observer.transfer(transfer.begin, now, transfer.expert, kind, moved == body)
+                self.observer.transfer(begin, now, transfer.expert, kind, moved == body)
+
+    def _back(self, transfer: Transfer) -> int:
+        """Count what was copied to the host before ``transfer``, whose stretch ends now; returns when that was over."""
+        begin, now = transfer.begin, self.env.now
+        for expert in transfer.leaving:
+            end = min(now, begin + self.copy_ns(expert))  # earlier only where the run ends
+            if self.observer and end > begin:
+                self.observer.written_back(begin, end, expert)
+            begin = end
+        self._written_back(transfer)
+        return begin

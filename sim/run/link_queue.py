@@ -27,7 +27,7 @@ class Transfer:
     """One expert on its way to the GPU. ``body`` and ``moved`` are in its link's unit of work (`LinkQueue`)."""
 
     __slots__ = (
-        "begin", "body", "demand", "event", "expert", "lead", "moved", "needed", "phase",
+        "begin", "body", "demand", "event", "expert", "lead", "leaving", "moved", "needed", "phase",
         "prefetch", "priority", "serial", "started", "startup",
     )  # fmt: skip
 
@@ -47,6 +47,7 @@ class Transfer:
         self.moved = 0  # units of work done at the last boundary
         self.begin = 0  # when the present stretch began, ns
         self.started = False
+        self.leaving: list[int] = []  # whom it evicted, while they are still to be copied to the host
         self.event: Any = None  # the engine's own: tells those who wait that the expert is there
 
 
@@ -90,6 +91,8 @@ class LinkQueue(ABC):
         """The most copies that the requests of one moment issue; 0 for no such limit."""
         self.only_idle = False
         """Requests that are made while something moves issue no copy."""
+        self.write_back = False
+        """Whoever is evicted is copied to the host first."""
         self._demands: list[Transfer] = []
         self._queue: list[tuple[int, int, Transfer]] = []
         self._running: Transfer | None = None
@@ -120,6 +123,7 @@ class LinkQueue(ABC):
     def _do_start(self, transfer: Transfer) -> None:
         """It is the turn of ``transfer``, which holds a slot: begin it, or go on with it from ``transfer.moved``.
 
+        Those in ``transfer.leaving`` are copied to the host before it, and `_written_back` then says so.
         The link is idle when this is called, and ``_running`` is None.
         """
 
@@ -330,6 +334,8 @@ class LinkQueue(ABC):
             self.counters.evictions[self.phase] += 1
             if not self.cache.used[victim]:
                 self.counters.unused_prefetch(victim, self.cache.size[victim])
+        if self.write_back:
+            transfer.leaving = victims
         if victims and self.observer:
             self.observer.evicted(self.now, victims, transfer.expert)
         return True
@@ -340,6 +346,11 @@ class LinkQueue(ABC):
         self.cache.landed(transfer.expert)
         if transfer.prefetch and not transfer.needed:
             self.counters.landed_unused[transfer.expert] = transfer.phase
+
+    def _written_back(self, transfer: Transfer) -> None:
+        """Whoever ``transfer`` evicted has been copied to the host."""
+        self.counters.written_back[transfer.phase] += sum(self.cache.size[expert] for expert in transfer.leaving)
+        transfer.leaving = []
 
     def _bytes(self, transfer: Transfer) -> int:
         size = self.cache.size[transfer.expert]

@@ -18,6 +18,9 @@ class Observer(Protocol):
     def transfer(self, begin: int, end: int, expert: int, kind: Copy, whole: bool) -> None:
         """One stretch of link time; ``whole`` if the expert is there after it."""
 
+    def written_back(self, begin: int, end: int, expert: int) -> None:
+        """One stretch of link time in which ``expert``, which has left its slot, was copied to the host."""
+
     def evicted(self, now: int, victims: list[int], by: int) -> None:
         """``victims`` left their slots for expert ``by``."""
 

@@ -24,7 +24,7 @@ from typing import Any
 from ground.errors import InputError
 from ground.foreign_code import errors_name
 from ground.text import amount
-from sim.bounds import Bounds
+from sim.bounds import Bounds, bounds
 from sim.eviction import foresees
 from sim.log import Log
 from sim.plan import Discipline, Plan, PlanError
@@ -207,7 +207,7 @@ def report(
     scene, plan, model = run.scene, run.plan, run.scene.model
     every, left = model.all_expert_bytes, scene.budget - plan.gpu_bytes
     gpu = {
-        "experts": every if plan.everything_resident else min(left, plan.most_bytes or left),
+        "experts": every if plan.everything_resident else max(min(left, plan.most_bytes or left), plan.least_bytes),
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
         "kv": cache_bytes(scene.trace, scene.work.schedule, model),
@@ -220,8 +220,12 @@ def report(
         "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
         "reference": reference(run.policy, plan, scene),
     }  # fmt: skip
-    # A reference that holds every expert is not held to what a smaller memory must move.
+    # A reference that holds more experts is not held to what a smaller memory must move.
     bound = bound or scene.bound
+    if plan.least_bytes > scene.budget:
+        larger = bounds(scene.work, plan.least_bytes, scene.hardware.link_bytes_per_s)
+        names = ("link_bytes", "decode_link_bytes", "decode_hit_ratio")
+        bound = replace(bound, **{name: getattr(larger, name) for name in names})
     if plan.everything_resident:
         bound = replace(bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
     return report_of_log(
@@ -241,7 +245,7 @@ def reference(kind: type[Policy], plan: Plan, scene: Scene) -> str:
         return "knows the future"
     if kind.foresight:
         return "is told routes before their time"
-    return "ignores the cache size" if plan.everything_resident else ""
+    return "ignores the cache size" if plan.everything_resident or plan.least_bytes else ""
 
 
 def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
@@ -251,7 +255,7 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
         notes.append(
             f"keys and values of sequences beyond --batch take {amount(scene.kv_more)} of the cache, shown without"
         )
-    if plan.everything_resident:
+    if plan.everything_resident or plan.least_bytes > scene.budget:
         notes.append("ignores the cache size: a reference, not a system of equal memory")
     if plan.most_bytes and gpu["experts"] < scene.budget - plan.gpu_bytes:
         slots = describe_capacity(gpu["experts"], model.expert_bytes, model.experts)

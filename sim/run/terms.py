@@ -88,7 +88,8 @@ def settle(
     host = None if plan.host is None else host_costs(work, plan.host)
     if host is not None:
         thought += int(host.shared.sum(dtype=np.float64))
-    work.check_size(streamed + asked, thought)
+    back = 2 * len(work.expert) + streamed + asked if plan.write_back else 0
+    work.check_size(streamed + asked + back, thought)
     if plan.everything_resident:
         left = sum(work.expert_bytes) * work.n_experts
     else:
@@ -110,6 +111,7 @@ def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
     """The slots that ``plan`` makes of ``left`` bytes, reserved ones first; TooSmallError if no other would fit."""
     if plan.most_bytes and not plan.everything_resident:
         left = min(left, plan.most_bytes)
+    left = max(left, plan.least_bytes)
     reserved = plan.host.reserved.tolist() if plan.host is not None else []
     shared = split_slots(left - _bytes_of(work, reserved), work.expert_bytes, plan.per_layer)
     return Slots(shared.capacity, shared.pool, tuple(reserved))
@@ -129,7 +131,8 @@ def _check_room(work: Workload, plan: Plan, budget: int) -> None:
     slots = least_slot_bytes(work, plan)
     reserved = _bytes_of(work, plan.host.reserved.tolist()) if plan.host is not None else 0
     needed = int(plan.gpu_bytes) + reserved + slots
-    if budget >= needed or needed == slots:  # of slots alone it is said where they are split
+    given = max(budget, plan.gpu_bytes + plan.least_bytes)
+    if given >= needed or needed == slots:  # of slots alone it is said where they are split
         return
     one = "one expert in each layer" if plan.per_layer else "one expert"
     parts = ((plan.gpu_bytes, "the policy's tables"), (reserved, "experts that stay for good"), (slots, one))

@@ -27,6 +27,9 @@ class Scene:
     def transfer(self, begin: int, end: int, expert: int, kind: str, whole: bool) -> None:
         self.events.append(("transfer", begin / MS, end / MS, expert, kind, whole))
 
+    def written_back(self, begin: int, end: int, expert: int) -> None:
+        self.events.append(("back", begin / MS, end / MS, expert))
+
     def evicted(self, now: int, victims: list[int], by: int) -> None:
         self.events.append(("evicted", now / MS, victims, by))
 

@@ -37,8 +37,9 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "perfect-lfu": [{}, {"scope": "layer"}],
     "cache-moe": [
         {}, {"speculate": 0}, {"speculate": 1}, {"eviction": "perfect-lfu", "scope": "global"}, {"eviction": "lfu"},
-        {"most": 1}, {"idle": True, "most": 1}, {"idle": True},
+        {"most": 1}, {"idle": True, "most": 1}, {"idle": True}, {"writeback": True, "speculate": 1},
     ],
+    "se-moe": [{}, {"memory": "own"}],
     "pregated-moe": [{}, {"cache": "lfu"}, {"cache": "lru"}],
     "fiddler": [{}, {"beside": False}, {"host_gbps": 1e6, "tokens": 0.5}, {"host_gbps": 0.05, "shared_gbps": 0.01}],
     "oracle": [
@@ -320,9 +321,12 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         ),
         stream_prefill=bool(rng.random() < 0.5),
         ring=bool(ring),
+        insist=bool(rng.random() < 0.2),
+        write_back=bool(rng.random() < 0.2),
         host=_host(rng, work) if not ring and rng.random() < 0.4 else None,
         gpu_bytes=int(rng.integers(0, 2)) * 500,
         most_bytes=int(rng.integers(1, 9)) * max(work.expert_bytes) if rng.random() < 0.2 else 0,
+        least_bytes=world.budget if rng.random() < 0.1 else 0,
         discipline=rng.choice(["fifo", "demand-first", "preemptive"]),
         chunks=int(rng.integers(0, 8)),
     )
@@ -430,6 +434,9 @@ class Witness:
 
     def transfer(self, begin: int, end: int, expert: int, kind: str, whole: bool) -> None:
         self._note("transfer", begin, end, expert, kind, whole)
+
+    def written_back(self, begin: int, end: int, expert: int) -> None:
+        self._note("back", begin, end, expert)
 
     def evicted(self, now: int, victims: list[int], by: int) -> None:
         self._note("evicted", now, now, tuple(victims), by)

@@ -132,7 +132,7 @@ def link_moves_one_thing_at_a_time_and_bytes_add_up(run: Watched) -> None:
     world, witness, log = run.world, run.witness, run.log
     stretches = witness.of("transfer")
     ends = 0
-    for stretch in stretches:
+    for stretch in sorted([*stretches, *witness.of("back")], key=lambda event: event.begin):
         assert ends <= stretch.begin < stretch.end
         ends = stretch.end
     demand, prefetch, _ = recounted(world.work, witness)
@@ -184,6 +184,8 @@ def recounted(work: Workload, witness: Witness) -> tuple[list[int], list[int], d
             lead = 0 if work.chained and event.begin == busy_until else copies[event.detail[0]] - body
             busy_until = event.end
             _stretch(event, lead, body, sizes, issued, moved, landed, demand, prefetch, fate)
+        elif event.kind == "back":
+            busy_until = event.end
         elif event.kind == "evicted":
             for victim in event.detail[0]:
                 if victim in landed:
@@ -272,7 +274,7 @@ def longer(work: Workload, witness: Witness) -> np.ndarray:
 def the_link_never_rests_while_the_gpu_waits_for_an_expert(run: Watched) -> None:
     # So no run takes longer than all of its work and all of its copies, one after another.
     witness, log = run.witness, run.log
-    begin, end = spans(witness.of("transfer"))
+    begin, end = spans(sorted([*witness.of("transfer"), *witness.of("back")], key=lambda event: event.begin))
     before = np.append(0, np.cumsum(end - begin))
     begin = np.append(begin, log.finish[-1])
 
@@ -293,7 +295,7 @@ def spans(events: list[Event]) -> np.ndarray:
 @in_every_run
 def a_layer_takes_longer_exactly_where_a_copy_is_under_way_as_it_begins(run: Watched) -> None:
     work, witness = run.world.work, run.witness
-    stretches = [(event.begin, event.end) for event in witness.of("transfer")]
+    stretches = [(event.begin, event.end) for kind in ("transfer", "back") for event in witness.of(kind)]
     begins = [event.begin for event in witness.of("compute") if event.detail[0] == "attention"]
     for at, more in zip(begins, longer(work, witness).tolist(), strict=True):
         if any(begin < at < end for begin, end in stretches):
