@@ -10,6 +10,7 @@ if __name__ == "__main__":  # the imports below take a moment
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
-from sim.run.scene import Scene, code_version, lacking, scene_of
+from sim.run.scene import Quantisation, Scene, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
 from sim.sweep.command import sweep
 from traces.arrays import shown as shown_path
@@ -175,8 +176,11 @@ def policies(
 
 @app.command
 def models(
-    name: Annotated[str | None, Help("one model in full: a built-in name or a config.json")] = None, /, *,
-    json: _Json = None,
+    name: Annotated[
+        str | None,
+        Help("one model in full: a built-in name, a config.json, a .gguf, or the index of .safetensors"),
+    ] = None, /, *,
+    quant: Quantisation = None, json: _Json = None,
 ) -> None:  # fmt: skip
     """List the built-in models, or show one with its sizes.
 
@@ -185,11 +189,15 @@ def models(
     ```
     python -m sim models
     python -m sim models qwen3-30b-a3b
+    python -m sim models qwen3-30b-a3b --quant q4_k_m
     ```
     """
     from sim.report.catalogue import model_json, model_table, models_json, models_table
 
-    _list(name, json, (models_table, models_json), (model_table, model_json))
+    if quant is not None and name is None:
+        raise InputError("--quant: expected the name of one model with it")
+    one = partial(model_table, quant=quant), partial(model_json, quant=quant)
+    _list(name, json, (models_table, models_json), one)
 
 
 @app.command

@@ -60,7 +60,7 @@ def ffns(models: Iterable[ModelSpec]) -> list[UsedFfn]:
     for use, width in uses:
         for model in models:
             ffn = Ffn(model.hidden, getattr(model, width), model.expert_matrices)
-            bf16 = set(model.expert_bytes) == {ffn.bytes} if use == "routed" else model.weight_bytes == 2
+            bf16 = set(model.expert_bytes) == {ffn.bytes} if use == "routed" else model.in_bf16
             if ffn.width and bf16:
                 found.setdefault(ffn, UsedFfn(ffn, use, model))
     return sorted(found.values(), key=lambda used: used.ffn)

@@ -44,7 +44,7 @@ def charged(model: ModelSpec) -> bool:
 
     That is for layers in bf16 that are all alike, without a window and without an encoder.
     """
-    bf16, alike = model.weight_bytes == 2 == model.embedding_bytes, not model.other_layers
+    bf16, alike = model.in_bf16, not model.other_layers
     return bf16 and alike and not any(model.windows) and not model.cross_attention and not model.encoder_layers
 
 
@@ -63,7 +63,7 @@ def in_bf16(model: ModelSpec) -> ModelSpec:
     """
     return replace(
         model, expert_bytes=(2 * model.expert_parameters,) * model.routed_layers, windows=(0,) * model.layers,
-        weight_bytes=2, embedding_bytes=2, encoder_layers=0, cross_attention=False, other_layers=(),
+        weight_bytes=2, embedding_bytes=2, encoder_layers=0, cross_attention=False, other_layers=(), stored=None,
     )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def _spec(shape: StackShape, hidden: int) -> ModelSpec:
         top_k=shape.top_k,
         expert_ffn=max(1, shape.expert_bytes // (2 * 3 * hidden)),
         expert_bytes=(shape.expert_bytes,) * len(shape.layers),
-        attention=Attention("not counted", 0, 0, 0, 0),
+        attention=Attention("not counted", (), 0, 0, 0),
         windows=(0,) * layers,
         vocab=1,
         tied=True,

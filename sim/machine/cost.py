@@ -84,16 +84,15 @@ class Costs:
             total[:, column] += self._attention(rows, cached, layer, self.model.router_parameters) + self._wait_ns
             first = layer + 1
         # A look-up of one row a token: bytes only, its launch is in the first layer's floor.
-        total[:, 0] += rows * self.model.hidden * self.model.embedding_bytes * self._memory_ns
+        total[:, 0] += rows * (self.model.embedding_table_bytes / self.model.vocab) * self._memory_ns
         return _whole(total)
 
     def shared_ns(self, tokens: ArrayLike) -> np.ndarray:
         """Time of the shared experts of each routed layer, (S,) to (S, L): 0 for a model without."""
-        rows = _rows(tokens)
-        shared = self._ffn(rows, self.model.shared_parameters, self.model.shared_parameters * self.model.weight_bytes)
+        rows, sizes = _rows(tokens), np.array([self.model.ffn_bytes(layer) for layer in self.model.moe_layers])
         if not self.model.shared_ffn:
-            shared = np.zeros(len(rows))
-        return np.repeat(_whole(shared)[:, None], self.model.routed_layers, axis=1)
+            return np.zeros((len(rows), len(sizes)), np.int64)
+        return _whole(self._ffn(rows[:, None], self.model.shared_parameters, sizes[None]))
 
     def expert_ns(self, tokens: ArrayLike, layer: ArrayLike | None = None) -> np.ndarray:
         """Time of one routed expert over ``tokens`` rows, elementwise; 0 for 0 rows.
@@ -145,7 +144,7 @@ class Costs:
             total += self._dense_layer(rows, cached, layer)
         logits = np.where(cached == rows, 1.0, rows)
         weights = self.model.vocab * self.model.hidden
-        total += self._block(weights * self.model.embedding_bytes, 2.0 * logits * weights, 0.0)
+        total += self._block(self.model.head_bytes, 2.0 * logits * weights, 0.0)
         return _whole(total)
 
     def move_ns(self, tokens: ArrayLike, sequences: ArrayLike) -> np.ndarray:
@@ -172,8 +171,7 @@ class Costs:
         return np.where(np.equal(size, 2 * parameters), along(measured, rows), formula)
 
     def _dense_layer(self, rows: np.ndarray, cached: np.ndarray, layer: int) -> np.ndarray:
-        parameters = self.model.dense_parameters
-        ffn = self._ffn(rows, parameters, parameters * self.model.weight_bytes)
+        ffn = self._ffn(rows, self.model.dense_parameters, self.model.ffn_bytes(layer))
         return self._attention(rows, cached, layer, 0) + ffn
 
     def _attention(self, rows: np.ndarray, cached: np.ndarray, layer: int, router: int) -> np.ndarray:
@@ -199,7 +197,7 @@ class Costs:
         if window < math.inf:
             work = np.minimum(work, pairs * attention.decode_width)
         work += every * attention.index_width
-        size = weights * self.model.weight_bytes + router * self.model.embedding_bytes
+        size = self.model.attention_bytes(layer) + (self.model.router_bytes(layer) if router else 0)
         moved = size + (read + rows) * attention.kv_width * KV_BYTES
         moved += (cached + rows) * attention.index_kv_width * KV_BYTES
         moved += np.where(prefill, 1, rows) * 2 * attention.state_bytes
@@ -232,7 +230,7 @@ def _measured_layer(model: ModelSpec, hardware: Hardware) -> Layer | None:
     are not all alike: those take the formula.
     """
     plain = not (model.cross_attention or any(model.windows) or model.other_layers)
-    if model.weight_bytes != 2 or model.embedding_bytes != 2 or not plain:
+    if not model.in_bf16 or not plain:
         return None
     want = (model.hidden, model.attention.shape, model.experts)
     return next((one for one in hardware.layer if (one.hidden, one.attention, one.experts) == want), None)

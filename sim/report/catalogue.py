@@ -16,7 +16,8 @@ from sim.machine.loop_overheads import LOOP_FIGURES
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
 from sim.policies import Parameters, policy_class, policy_classes
 from traces.models.known import builtin_models, model_spec
-from traces.models.spec import ModelSpec
+from traces.models.quantised import quantised
+from traces.models.spec import ModelSpec, Stored
 
 _MODEL_FIELDS = (
     "name", "layers", "moe_layers", "hidden", "experts", "top_k", "expert_ffn", "expert_matrices", "expert_parameters",
@@ -34,13 +35,18 @@ def models_json() -> list[dict[str, Any]]:
     return [model_json(name) for name in builtin_models()]
 
 
-def model_json(name_or_path: str) -> dict[str, Any]:
-    """One model, built in or from a config.json: sizes in bytes and weights. Raises as `model_spec` does."""
-    spec = model_spec(name_or_path)
+def model_json(name_or_path: str, quant: str | None = None) -> dict[str, Any]:
+    """One model, built in or from a file, in a precision: sizes in bytes and weights.
+
+    Raises as `model_spec` and `quantised` do.
+    """
+    spec = quantised(model_spec(name_or_path), quant)
     fields = {name: getattr(spec, name) for name in _MODEL_FIELDS} | {"attention": spec.attention.shape}
     if spec.other_attention and spec.other_layers:
         fields |= {"other_attention": spec.other_attention.shape, "other_layers": spec.other_layers}
         fields |= {"state_bytes_per_sequence": spec.state_bytes_per_sequence}
+    if spec.stored:
+        fields |= {"stored": spec.stored.label, "formats": dict(spec.stored.formats)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
@@ -65,9 +71,9 @@ def models_table() -> Table:
     return table
 
 
-def model_table(name_or_path: str) -> Table:
-    """One model in full. Raises as `model_spec` does."""
-    spec = model_spec(name_or_path)
+def model_table(name_or_path: str, quant: str | None = None) -> Table:
+    """One model in full, in a precision. Raises as `model_spec` and `quantised` do."""
+    spec = quantised(model_spec(name_or_path), quant)
     table = Table(title=spec.name, show_header=False)
     for label, value in _model_rows(spec):
         table.add_row(label, value)
@@ -90,8 +96,16 @@ def _model_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         ("everything else", f"{spec.resident_bytes / 1e9:.3f} GB"),
         ("KV cache", f"{spec.kv_bytes_per_token} bytes a token" + (f", {state} a sequence" if state else "")),
         ("weights", f"{spec.total_parameters / 1e9:.3f} B, active {spec.active_parameters / 1e9:.3f} B"),
+        ("stored as", _formats(spec.stored) if spec.stored else "one size a weight"),
         ("source", spec.source or "as given"),
     ]
+
+
+def _formats(stored: Stored) -> str:
+    """What a file or a quantisation is called, and what share of the routed experts' weights has which format."""
+    total = sum(weights for _, weights in stored.formats)
+    shares = (f"{weights / total:.0%} {form}" for form, weights in stored.formats)
+    return f"{stored.label}; routed experts: {', '.join(shares)}"
 
 
 def _attention(spec: ModelSpec) -> str:

@@ -32,7 +32,8 @@ def heading(report: Report, runs: int = 1) -> Text:
     replays = f"{report.clock} replay" if runs == 1 else f"{runs} {report.clock} replays"
     text.append(f"{replays} of {p['trace']}", style="bold")
     machine = f"{p['hardware']} (link: {p['link_source']}; loop: {p['loop']}, {p['loop_source']})"
-    costs = f"costs of {p['model']} on {machine}, {p['software']} software"
+    model = p["model"] + (f" in {p['quant']}" if p["quant"] else "")
+    costs = f"costs of {model} on {machine}, {p['software']} software"
     if report.clock == "measured":  # what is charged is then for the policies' plans alone
         costs = f"on {p['device']}; plans made with {costs}"
     text.append(f"\n  {costs}")

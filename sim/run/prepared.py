@@ -296,6 +296,7 @@ def _provenance(scene: Scene) -> dict[str, Any]:
         "captured": meta.get("captured", {}).get("what"),
         "text": meta.get("text"),
         "model": scene.model.name,
+        "quant": scene.model.stored.label if scene.model.stored else None,
         "hardware": scene.hardware.name,
         "hardware_measured": scene.hardware.link_measured,
         "link_source": scene.hardware.link_source,

@@ -28,6 +28,7 @@ from sim.view import PREDICTING
 from sim.workload import Schedule, Workload, batched, without_loop, workload
 from traces.mix import mix
 from traces.models.known import as_traced, builtin, resolve_model
+from traces.models.quantised import quantised
 from traces.models.spec import ModelSpec
 from traces.plausibility import doubts
 from traces.schema import DECODE, PREDICTED
@@ -35,6 +36,14 @@ from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
 CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB")]
+Quantisation = Annotated[
+    str | None,
+    Help(
+        "in what precision the model is: a preset of llama.cpp (q4_k_m, q8_0, iq4_xs, mxfp4_moe), fp8, mxfp4, nvfp4, "
+        "awq, gptq; parts apart: q4_k_m+attention=q8_0, experts=mxfp4; default: as it was released",
+        show_default=False,
+    ),
+]
 Split = Annotated[str, Help("which sequences to replay: eval, profile or all")]
 
 
@@ -90,7 +99,8 @@ def bundled_traces() -> list[Path]:
 
 _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "traces": (tuple, "a tuple of paths"),
-    "model": (str | Path | None, "a name or a config.json"),
+    "model": (str | Path | None, "a name or a file of a model"),
+    "quant": (str | None, "a text such as 'q4_k_m'"),
     "hardware": (str | Path, "a name or a .toml"),
     "loop": (str | Path | None, "eager, graphs, measured or a .toml"),
     "link": (str | None, "a text such as 'pcie4x8'"),
@@ -115,8 +125,13 @@ class SceneOptions:
     """The trace to replay; the sequences of several take turns (``traces.mix``)."""
     _: KW_ONLY
     model: Annotated[
-        str | None, Help("the model whose costs are charged: a name or a config.json; default: the trace's own")
+        str | None,
+        Help(
+            "the model whose costs are charged: a name, a config.json, a .gguf or the index of .safetensors; default: "
+            "the trace's own"
+        ),
     ] = None
+    quant: Quantisation = None
     hardware: Annotated[str, Help("the machine: a built-in name or a profile, .toml")] = DEFAULT_HARDWARE
     loop: Annotated[
         str | None,
@@ -189,7 +204,7 @@ def scene(
     traces: str | Path | Sequence[str | Path], *, learns: bool = True, model: str | None = None,
     hardware: str = DEFAULT_HARDWARE, software: str = DEFAULT_SOFTWARE, cache: str = DEFAULT_CACHE,
     profile: str | Path | Sequence[str | Path] | None = None, split: str = "eval", batch: int = 1, seed: int = 0,
-    loop: str | None = None, link: str | None = None, regroup: Regroup | None = None,
+    quant: str | None = None, loop: str | None = None, link: str | None = None, regroup: Regroup | None = None,
     pipeline: Pipeline = "sequential",
 ) -> Scene:  # fmt: skip
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
@@ -198,8 +213,8 @@ def scene(
     """
     options = SceneOptions(
         _paths(traces), model=model, hardware=hardware, software=software, cache=cache,
-        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed, loop=loop, link=link,
-        regroup=regroup, pipeline=pipeline,
+        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed, quant=quant,
+        loop=loop, link=link, regroup=regroup, pipeline=pipeline,
     )  # fmt: skip
     return scene_of(options, learns=learns)
 
@@ -251,6 +266,8 @@ def scene_of(
         raise InputError(f"seed: {options.seed}; give at least 0")
     traces = load(options.traces, options.split, options.profile, learns)
     model, notes = _charged_model(traces.whole, options.model)
+    if options.quant is not None:
+        model, notes = quantised(model, options.quant), ()
     hardware = hardware or options.machine.load()
     schedule, kv_more = _scheduled(traces.chosen, model, options)
     work = with_moves(workload(traces.chosen, model, hardware, schedule), traces.chosen, model, hardware)

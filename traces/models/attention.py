@@ -10,6 +10,22 @@ STATE_BYTES = 4
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """``count`` weight matrices of one shape: ``columns`` inputs, along which blocks of weights lie, and ``rows``."""
+
+    role: str
+    """What it does, as llama.cpp names it in a file: ``attn_q``."""
+    columns: int
+    rows: int
+    count: int = 1
+
+    @property
+    def weights(self) -> int:
+        """How many."""
+        return self.columns * self.rows * self.count
+
+
+@dataclass(frozen=True)
 class Attention:
     """The attention of one layer, or what stands in its place (linear attention, a state space).
 
@@ -19,8 +35,8 @@ class Attention:
 
     shape: str
     """In words, for tables: ``GQA 32/8/128``."""
-    parameters: int
-    """Weights of the projections of one layer, and of its convolution and index if it has them."""
+    matrices: tuple[Matrix, ...]
+    """The projections of one layer, and its convolution and index if it has them."""
     kv_width: int
     """Numbers cached for one token in one layer, those of the index left out."""
     prefill_width: int
@@ -36,12 +52,22 @@ class Attention:
     index_width: int = 0
     """Multiply-adds by which the index scores one (query, key) pair, whether or not the pair is chosen."""
 
+    @property
+    def parameters(self) -> int:
+        """Weights of one layer."""
+        return sum(matrix.weights for matrix in self.matrices)
+
     @classmethod
     def grouped(cls, hidden: int, heads: int, kv_heads: int, head_dim: int, gated: bool = False) -> Self:
         """Multi-head or grouped-query attention (Ainslie et al., arXiv 2305.13245); ``gated`` has an output gate."""
         return cls(
             shape=("gated " if gated else "") + f"GQA {heads}/{kv_heads}/{head_dim}",
-            parameters=hidden * head_dim * ((3 if gated else 2) * heads + 2 * kv_heads),
+            matrices=(
+                Matrix("attn_q", hidden, heads * head_dim * (2 if gated else 1)),
+                Matrix("attn_k", hidden, kv_heads * head_dim),
+                Matrix("attn_v", hidden, kv_heads * head_dim),
+                Matrix("attn_output", heads * head_dim, hidden),
+            ),
             kv_width=2 * kv_heads * head_dim,
             prefill_width=2 * heads * head_dim,
             decode_width=2 * heads * head_dim,
@@ -59,14 +85,26 @@ class Attention:
         """
         query = heads * (nope + rope)
         index = index_heads * index_dim
+        queries = (
+            (Matrix("attn_q_a", hidden, q_rank), Matrix("attn_q_b", q_rank, query))
+            if q_rank
+            else (Matrix("attn_q", hidden, query),)
+        )
+        indexer = (
+            Matrix("indexer.attn_q_b", q_rank, index),
+            Matrix("indexer.attn_k", hidden, index_dim),
+            Matrix("indexer.proj", hidden, index_heads),
+        )
         return cls(
             shape=f"MLA {heads} heads, kv rank {kv_rank}" + (f", index {index_heads}/{index_dim}" if index else ""),
-            parameters=(hidden * q_rank + q_rank * query if q_rank else hidden * query)
-            + hidden * (kv_rank + rope)
-            + kv_rank * heads * (nope + value)
-            + heads * value * hidden
-            + q_rank * index
-            + hidden * (index_dim + index_heads),
+            matrices=(
+                *queries,
+                Matrix("attn_kv_a_mqa", hidden, kv_rank + rope),
+                Matrix("attn_k_b", nope, kv_rank, heads),
+                Matrix("attn_v_b", kv_rank, value, heads),
+                Matrix("attn_output", heads * value, hidden),
+                *(indexer if index else ()),
+            ),
             kv_width=kv_rank + rope,
             prefill_width=heads * (nope + rope + value),
             decode_width=heads * (2 * kv_rank + rope),
@@ -81,10 +119,13 @@ class Attention:
         A row adds k v^T to a head's state and reads q of it: two multiply-adds a number. The state is kept in the
         model's own precision, here bf16, as by transformers' class.
         """
-        state = heads * head_dim * head_dim
+        state, inner = heads * head_dim * head_dim, heads * head_dim
         return cls(
             shape=f"lightning {heads}/{head_dim}",
-            parameters=5 * hidden * heads * head_dim,
+            matrices=(
+                Matrix("attn_qkv", hidden, 3 * inner), Matrix("attn_gate", hidden, inner),
+                Matrix("attn_output", inner, hidden),
+            ),
             kv_width=0, prefill_width=0, decode_width=0, state_bytes=state * KV_BYTES, state_width=2 * state,
         )  # fmt: skip
 
@@ -100,7 +141,11 @@ class Attention:
         state = value_heads * key * value
         return cls(
             shape=f"delta net {heads}/{value_heads}/{key}x{value}",
-            parameters=hidden * (mixed + 2 * value_heads * value + 2 * value_heads) + mixed * kernel,
+            matrices=(
+                Matrix("attn_qkv", hidden, mixed), Matrix("attn_gate", hidden, value_heads * value),
+                Matrix("ssm_ba", hidden, 2 * value_heads), Matrix("ssm_conv1d", kernel, mixed),
+                Matrix("ssm_out", value_heads * value, hidden),
+            ),
             kv_width=0, prefill_width=0, decode_width=0,
             state_bytes=state * STATE_BYTES + mixed * kernel * KV_BYTES, state_width=3 * state,
         )  # fmt: skip
@@ -116,7 +161,10 @@ class Attention:
         mixed = inner + 2 * groups * state
         return cls(
             shape=f"mamba-2 {heads}/{head_dim}x{state}",
-            parameters=hidden * (inner + mixed + heads) + mixed * kernel + inner * hidden,
+            matrices=(
+                Matrix("ssm_in", hidden, inner + mixed + heads), Matrix("ssm_conv1d", kernel, mixed),
+                Matrix("ssm_out", inner, hidden),
+            ),
             kv_width=0, prefill_width=0, decode_width=0,
             state_bytes=inner * state * STATE_BYTES + mixed * kernel * KV_BYTES, state_width=2 * inner * state,
         )  # fmt: skip

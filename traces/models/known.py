@@ -36,12 +36,23 @@ def builtin_decoder(name: str) -> ModelSpec | None:
 
 
 def model_spec(name_or_path: str) -> ModelSpec:
-    """A built-in model by name, or a model from a ``config.json`` (or a folder that holds one).
+    """A built-in model by name, or a model from a ``config.json`` (or a folder that holds one), a GGUF file, or the
+    index of safetensors files.
 
-    Raises InputError for an unknown name or a file that is not a usable config, OSError if it cannot be read.
+    Raises InputError for an unknown name or a file that is not a usable one, OSError if it cannot be read.
     """
-    spec = builtin(name_or_path)
-    return spec or read_config(*stored_config(name_or_path))
+    spec, path = builtin(name_or_path), Path(name_or_path)
+    if spec is not None:
+        return spec
+    if path.suffix == ".gguf":
+        from traces.models.gguf_file import read_gguf
+
+        return read_gguf(path)
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        from traces.models.safetensors_file import read_safetensors
+
+        return read_safetensors(path)
+    return read_config(*stored_config(name_or_path))
 
 
 def stored_config(name_or_path: str) -> tuple[Any, str]:

@@ -124,8 +124,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     wide = _without_window(fields, set(range(layers)).difference(windowed))
     attention = grouped(wide, hidden)
     if wide.flag("attention_k_eq_v", False):
-        one = hidden * wide.integer("num_key_value_heads") * wide.integer("head_dim")
-        attention = replace(attention, parameters=attention.parameters - one)
+        attention = replace(attention, matrices=tuple(m for m in attention.matrices if m.role != "attn_v"))
     window = fields.integer("sliding_window")
     return spec | {
         "moe_layers": tuple(range(layers)) if fields.flag("enable_moe_block", False) else (),

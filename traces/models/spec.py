@@ -9,6 +9,28 @@ MOST_EXPERT_BYTES = 2**50
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Bytes of a model's weights outside its routed experts, as a file or a quantisation has them.
+
+    Norms, biases and scales that belong to one of these are counted with it.
+    """
+
+    attention: tuple[int, ...]
+    """Of each model layer."""
+    ffn: tuple[int, ...]
+    """Of the dense FFN of each model layer, or of its shared experts; 0 where it has neither."""
+    routers: tuple[int, ...]
+    """Of the router of each routed layer."""
+    embedding: int
+    head: int
+    """Of the LM head, which is the embedding where the two share one matrix."""
+    formats: tuple[tuple[str, int], ...] = ()
+    """Formats of the routed experts, and how many of all their weights each has."""
+    label: str = ""
+    """What it is called: ``q4_k_m``."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One model. Weight matrices are counted; norms and biases (below 0.04 % of any model built in) are not.
 
@@ -54,6 +76,8 @@ class ModelSpec:
     """Layers that have ``other_attention``, ascending."""
     parked_bytes: int = 0
     """Non-expert weights that stay in GPU memory although this spec does not run them (the other stack's)."""
+    stored: Stored | None = None
+    """Bytes of the weights outside routed experts, where ``weight_bytes`` and ``embedding_bytes`` do not give them."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -98,6 +122,39 @@ class ModelSpec:
         return self.attention_of(layer).parameters * (2 if crossed else 1)
 
     @property
+    def in_bf16(self) -> bool:
+        """Whether all weights outside routed experts have two bytes."""
+        return self.stored is None and self.weight_bytes == 2 == self.embedding_bytes
+
+    def attention_bytes(self, layer: int) -> int:
+        """Bytes of the attention of model layer ``layer``."""
+        return self.stored.attention[layer] if self.stored else self.attention_parameters(layer) * self.weight_bytes
+
+    def ffn_bytes(self, layer: int) -> int:
+        """Bytes of the FFN of model layer ``layer`` that every token passes: of its shared experts if it is routed."""
+        if self.stored:
+            return self.stored.ffn[layer]
+        return self.weight_bytes * (self.shared_parameters if layer in self.moe_layers else self.dense_parameters)
+
+    def router_bytes(self, layer: int) -> int:
+        """Bytes of the router of model layer ``layer``; 0 if it has none."""
+        if layer not in self.moe_layers:
+            return 0
+        if self.stored:
+            return self.stored.routers[self.moe_layers.index(layer)]
+        return self.router_parameters * self.embedding_bytes
+
+    @property
+    def embedding_table_bytes(self) -> int:
+        """Bytes of the embedding."""
+        return self.stored.embedding if self.stored else self.vocab * self.hidden * self.embedding_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the LM head, whether or not it is the embedding."""
+        return self.stored.head if self.stored else self.vocab * self.hidden * self.embedding_bytes
+
+    @property
     def _linear_parameters(self) -> int:
         """Weights outside experts, routers and embeddings."""
         attention = sum(self.attention_parameters(layer) for layer in range(self.layers))
@@ -124,8 +181,8 @@ class ModelSpec:
     @property
     def resident_bytes(self) -> int:
         """Bytes of all non-expert weights, which stay in GPU memory."""
-        linear = self._linear_parameters * self.weight_bytes
-        return linear + self._embedding_parameters * self.embedding_bytes + self.parked_bytes
+        blocks = (self.attention_bytes(n) + self.ffn_bytes(n) + self.router_bytes(n) for n in range(self.layers))
+        return sum(blocks) + self.embedding_table_bytes + (0 if self.tied else self.head_bytes) + self.parked_bytes
 
     @property
     def all_expert_bytes(self) -> int:
@@ -169,5 +226,11 @@ class ModelSpec:
             other_layers=tuple(layer - mine.start for layer in self.other_layers if layer in mine),
             encoder_layers=0,
             cross_attention=self.cross_attention and part == "decoder",
+            stored=self.stored and replace(
+                self.stored,
+                attention=self.stored.attention[mine.start : mine.stop],
+                ffn=self.stored.ffn[mine.start : mine.stop],
+                routers=tuple(self.stored.routers[row] for row in rows),
+            ),
         )
         return replace(spec, parked_bytes=self.resident_bytes - spec.resident_bytes)
