@@ -143,22 +143,17 @@ AxisValues = dict[str, dict[str, set[int]]]
 
 
 def _axes(designs: Designs) -> AxisValues:
-    """What places differ in."""
+    """What places differ in, and the size of the model's experts if that differs too."""
     axes: AxisValues = {}
     for name in designs.varying:
         if not is_of_policy(name):
-            axes[name] = {}
-            for value in designs.values(name):
-                runs = [run for run in designs.ok if run.fields.get(name) == value]
-                axes[name][_with_size(said(name, value), name, runs)] = {id(run) for run in runs}
+            axes[name] = {said(name, value): {id(run) for run in designs.ok if run.fields.get(name) == value}
+                          for value in designs.values(name)}  # fmt: skip
+    sizes = sorted({size for run in designs.ok if (size := run.values.get("expert_bytes"))})
+    if len(sizes) > 1:
+        axes["expert size"] = {f"experts of {size / 2**20:.3g} MiB": {id(run) for run in designs.ok
+                               if run.values.get("expert_bytes") == size} for size in sizes}  # fmt: skip
     return axes
-
-
-def _with_size(words: str, name: str, runs: Sequence[Run]) -> str:
-    """A trace with how large its model's experts are, if that is known."""
-    sizes = {run.values.get("expert_bytes") for run in runs}
-    size = next(iter(sizes))
-    return words if name not in ("trace", "model") or len(sizes) > 1 or not size else f"{words}, {size / 2**20:g} MiB"
 
 
 def _by_value(gains: Gains, axes: AxisValues) -> HeatMap | None:

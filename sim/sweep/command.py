@@ -76,7 +76,8 @@ def sweep(
     check()
     with Log(output) as log, written(json) as write, _workers(scheduler, processes) as runner:
         if log.torn:
-            say(f"{printable(log.path)}: {log.torn} damaged lines set aside; their designs run again")
+            lines = "1 damaged line" if log.torn == 1 else f"{log.torn} damaged lines"
+            say(f"{printable(log.path)}: {lines} set aside; what they were about runs again")
         found = run_sweep(spec, log, runner, sensitivity=sensitivity)
         if spec.title:
             show(Text(spec.title, style="bold"), json)

@@ -93,13 +93,14 @@ def test_shares_and_maps_are_over_the_axes_and_fields_that_vary_together_are_one
     assert whole.values == [[1.0, 1.05, 1.5], [1.0, 1.05, 1.5]]
 
 
-def test_a_trace_is_shown_with_the_size_of_its_experts() -> None:
-    sized = {"qwen.npz": 9 * 2**20, "mixtral.npz": 336 * 2**20}
+def test_the_size_of_experts_is_an_axis_where_models_differ() -> None:
+    sized = {"mixtral.npz": 336 * 2**20, "qwen.npz": 9 * 2**20}
     runs = [run(speed, policy, {"trace": trace}, expert_bytes=size, time_compute_ms=1.0, time_stall_demand_ms=1.0)
             for trace, size in sized.items() for policy, speed in (("lru", 1.0), ("oracle", 2.0))]  # fmt: skip
     found, designs = gains(PAIR, runs=runs)
     shares = gain_plots(found, designs)[1]
-    assert isinstance(shares, HeatMap) and shares.rows_of == ["qwen, 9 MiB", "mixtral, 336 MiB"]
+    assert isinstance(shares, HeatMap)
+    assert shares.rows_of == ["mixtral", "qwen", "experts of 9 MiB", "experts of 336 MiB"]
 
 
 def test_without_pairs_there_is_nothing() -> None:

@@ -88,11 +88,13 @@ def test_options_of_the_run_count_too(trace: Path, machine: Path, said: Any) -> 
         ({"batch": 2, "split": "all"}, ("--batch", 2, "--split", "all")),
         ({"cold": True, "split": "all"}, ("--cold", "--split", "all")),
         ({"split": "profile", "engine": "simpy"}, ("--split", "profile", "--engine", "simpy")),
+        ({"quant": "q8_0"}, ("--quant", "q8_0")),
+        ({"loop": "graphs", "link": "pcie4x8"}, ("--loop", "graphs", "--link", "pcie4x8")),
     ):
         one = design(**fields, **more)
         agrees(row(one), reported(said, *typed, *chosen))
         seen.add(identity(one))
-    assert len(seen) == 6
+    assert len(seen) == 8
 
 
 def test_a_mix_and_parameters_of_the_policy(trace: Path, machine: Path, tmp_path: Path, said: Any) -> None:
