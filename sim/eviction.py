@@ -26,6 +26,8 @@ from ground.errors import InputError
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""
+COUNTS = 2**32
+"""More than any expert is needed in a run (``score-count``)."""
 MANY = 256
 """More candidates than these are not looked at one by one."""
 _NUMBER = itemgetter(2)
@@ -245,8 +247,6 @@ class ScoreLFU(Score):
     send away first what was just predicted.
     """
 
-    by_product = True
-
     def __init__(self, first_call: np.ndarray) -> None:
         super().__init__(first_call)
         self._uses: dict[int, int] = {}
@@ -261,6 +261,25 @@ class ScoreLFU(Score):
     def evicted(self, expert: int) -> None:
         super().evicted(expert)
         self._uses.pop(expert, None)
+
+
+class ScoreCount(Score):
+    """Lowest value first; of equal ones whoever was needed least often since the run began; ties by recency.
+
+    So a policy says who is needed soon, and of all others the counts of the traffic at hand decide, as in
+    ``perfect-lfu``.
+    """
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._uses = [0] * len(first_call)
+
+    def _rank(self, expert: int) -> int:
+        return self._values[expert] * COUNTS + self._uses[expert]
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._uses[expert] += 1
+        super().needed(expert, next_call)
 
 
 class NextUse(_Ranked):
@@ -289,6 +308,7 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "lfu-mfu": LFUMFU,
     "score": Score,
     "score-lfu": ScoreLFU,
+    "score-count": ScoreCount,
     "next-use": NextUse,
 }
 """The rules by name."""
@@ -313,6 +333,10 @@ def goes_by_values(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
     return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_values", False))
 
 
-def ranks_by_product(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
-    """Whether that is the name of a rule that multiplies values by uses. Raises InputError for an unknown name."""
-    return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_product", False))
+def largest_factor(eviction: str | Callable[[np.ndarray], Eviction], uses: int) -> int:
+    """What a rule of that name multiplies values by at most, in a run of so many uses of an expert.
+
+    Raises InputError for an unknown name.
+    """
+    rule = eviction_rule(eviction)
+    return uses if rule is ScoreLFU else 2 * COUNTS if rule is ScoreCount else 1  # and counts are added

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import Eviction, goes_by_values, ranks_by_product
+from sim.eviction import Eviction, goes_by_values, largest_factor
 
 SWITCHES = (
     "per_layer", "keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "only_idle",
@@ -160,7 +160,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Values:
-    """How much each expert is worth keeping, for eviction rules that go by it (``score``, ``score-lfu``).
+    """How much each expert is worth keeping, for eviction rules that go by it (their names begin with ``score``).
 
     ``table`` (V, L * E) of integers; at ``moment[i]`` the row ``index[i]`` comes into force. Moments rise strictly.
     Rows that come back are named again, not stored again.
@@ -367,14 +367,14 @@ class Plan:
         if not isinstance(self.eviction, str) and not callable(self.eviction):
             raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
         try:
-            by_values, by_product = goes_by_values(self.eviction), ranks_by_product(self.eviction)
+            by_values, factor = goes_by_values(self.eviction), largest_factor(self.eviction, n_steps)
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
         largest = 0 if self.values is None else self.values.largest()
         if self.values is None and by_values:
             raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
-        if by_product and largest * n_steps >= 2**63:
-            raise _at_fault("values.table", largest, f"at most {2**63 // n_steps - 1}: times {n_steps} uses, 64 bits")
+        if factor > 1 and largest * factor >= 2**63:
+            raise _at_fault("values.table", largest, f"at most {2**63 // factor - 1}: times {factor}, 64 bits")
 
     def by_moment(self, n_experts: int) -> dict[int, Decision]:
         """The moments at which anything is decided, and what that is; ``n_experts`` a layer."""

@@ -10,10 +10,11 @@ from typing import Any
 from sim.compiled.heap import contains, largest, push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import NOBODY, RULES, heap_at, number_at, pool_at, slot_at, valued_at
+from sim.eviction import COUNTS
 from sim.run.slots import RESIDENT
 
-COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "score", "score-lfu", "next-use")
-LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, SCORE, SCORE_LFU, NEXT_USE = map(RULES.index, COMPILED)
+COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "score", "score-lfu", "score-count", "next-use")
+LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, SCORE, SCORE_LFU, SCORE_COUNT, NEXT_USE = map(RULES.index, COMPILED)
 
 
 @inlined
@@ -22,10 +23,10 @@ def needed(m: Any, expert: int, next_call: int) -> None:
     slot = slot_at(m.slots, expert)
     if m.rule == LRU:
         _to_newest(m, expert)
-    elif m.rule == LFU or m.rule == PERFECT_LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU:
-        slot.uses += 1
     elif m.rule == NEXT_USE:
         slot.uses = next_call
+    elif m.rule != FIFO and m.rule != SCORE:
+        slot.uses += 1
     if _by_rank(m):
         _rank(m, expert)
 
@@ -61,7 +62,7 @@ def evicted(m: Any, expert: int) -> None:
 @inner
 def valued(m: Any, first: int, last: int) -> None:
     """The plan's values ``first`` to ``last`` come into force."""
-    if m.rule != SCORE and m.rule != SCORE_LFU:
+    if not _by_value(m):
         return
     for i in range(first, last):
         new = valued_at(m.valued, i)
@@ -127,13 +128,20 @@ def _rank(m: Any, expert: int) -> None:
     else:
         m.tick += 1
         slot.tie = m.tick
-        slot.rank = _worth(m, slot) if m.rule == SCORE or m.rule == SCORE_LFU else slot.uses
+        slot.rank = _worth(m, slot) if _by_value(m) else slot.uses
     slot.ranked = 1
     _settle(m, expert)
 
 
 @inlined
+def _by_value(m: Any) -> bool:
+    return m.rule == SCORE or m.rule == SCORE_LFU or m.rule == SCORE_COUNT
+
+
+@inlined
 def _worth(m: Any, slot: Any) -> int:
+    if m.rule == SCORE_COUNT:
+        return slot.value * COUNTS + slot.uses
     return slot.value * max(1, slot.uses) if m.rule == SCORE_LFU else slot.value
 
 

@@ -17,15 +17,22 @@ Decided here:
 * A prediction is waited for (``charge=step``): within a step nothing can be computed before its tokens are known. How
   much of that time other steps hide is the run's ``--pipeline``.
 * Prompts are not predicted: nearly all experts of a layer are needed, and stream.
+
+``code=true`` is the authors' code (marsggbo/offloadMoE, commit 7516ec6) where it differs: slots are split evenly, a
+pool a layer; as a step begins each layer's predicted experts take the places of others of the same layer; a layer waits
+for all that is on its way to it; a copy that has begun is not stopped; nothing is corrected. Its benchmark reads
+predictions that were made beforehand, so they cost nothing. That it waits for the GPU after every expert is not
+modelled.
 """
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from sim.eviction import goes_by_values
 from sim.plan import Plan, Prediction, Requests, Values
 from sim.policies.base import Parameters, Policy
 from sim.predictors.decode_requests import each_step
@@ -40,8 +47,8 @@ WEIGHTS = 3_790_000
 UNWANTED, DONE, TO_COME = 0, 1, 2
 """What an expert is worth that was foreseen in vain; that is done, or was not foreseen; and from where on the rest."""
 
-NEARER = 2**40
-"""What one layer less to go is worth: more than any number of tokens."""
+NEARER, PART = 2**17, 2**8
+"""What one layer less to go is worth, more than any number of tokens; and the part of a token that is worth 1."""
 
 
 class EngineParameters(Parameters):
@@ -59,12 +66,22 @@ class EngineParameters(Parameters):
     correction: bool = True
     """copy missed experts at once, before all that waits, and evict those first that were foreseen in vain; false does
     neither."""
-    eviction: Literal["score", "lru", "lfu", "perfect-lfu"] = "score"
-    """who goes: whoever is needed last by the prediction, or by a rule that knows nothing of it."""
+    eviction: Literal["score", "score-count", "lru", "lfu", "perfect-lfu"] = "score"
+    """who goes: whoever is needed last by the prediction, and of those not needed the least recently used or, with
+    score-count, the one needed least often since the run began; or by a rule that knows nothing of the prediction."""
     prefetch: bool = True
     """false asks for nothing ahead in decode, so that eviction is left alone."""
     charge: Literal["step", "beside", "free"] = "step"
     """the step waits for a prediction; or only its requests do; or it costs nothing."""
+    code: bool = Field(default=False, strict=True)
+    """share slots out, copy and evict as the published code does, not as the paper says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: Any) -> Any:
+        """The code splits slots evenly and reads predictions beforehand, unless a person says otherwise."""
+        code = isinstance(given, dict) and given.get("code") is True
+        return {"plec": False, "correction": False, "charge": "free"} | given if code else given
 
 
 class CacheEngine(Policy):
@@ -91,11 +108,12 @@ class CacheEngine(Policy):
             eviction=given.eviction,
             per_layer=not given.plec,
             requests=_requests(view, steps, need, self._shares(view, need, gpu_bytes)) if given.prefetch else None,
-            values=self._values(view, steps, need) if given.eviction == "score" else None,
+            values=self._values(view, steps, need) if goes_by_values(given.eviction) else None,
             prediction=self._prediction(view, weights),
             stream_prefill=True,
+            insist=given.code,
             gpu_bytes=gpu_bytes,
-            discipline="preemptive" if given.correction else "fifo",
+            discipline="demand-first" if given.code else "preemptive" if given.correction else "fifo",
         )
 
     def _need(self, view: View) -> tuple[np.ndarray, np.ndarray]:
@@ -121,18 +139,20 @@ class CacheEngine(Policy):
 
     def _values(self, view: View, steps: np.ndarray, need: np.ndarray) -> Values:
         """What experts are worth: of all layers as a step begins, and of each layer when its route is known."""
-        n_layers = view.n_layers
+        given, n_layers = self.parameters, view.n_layers
         nearness = (n_layers - np.arange(n_layers))[:, None] * NEARER
-        coming = np.where(need > 0, TO_COME + nearness + need, DONE)
-        passed = np.full_like(need, DONE)
-        if self.parameters.correction:
-            passed[(need > 0) & ~_taken(view, steps)] = UNWANTED
-        points = np.stack([np.zeros(n_layers, np.int64), 1 + np.arange(n_layers)])
-        moment = points[:, None] + view.moment(steps, 0)[:, None]
+        coming = np.where(need > 0, TO_COME + nearness + np.minimum(need // PART, NEARER - 1), DONE)
+        points, table = [np.zeros(n_layers, np.int64)], [coming]
+        if not given.code:  # which leaves experts marked until the next prediction
+            wrong = (need > 0) & ~_taken(view, steps) if given.correction else np.zeros_like(need, bool)
+            points.append(1 + np.arange(n_layers))
+            table.append(np.where(wrong, UNWANTED, DONE))
+        moment = np.stack(points)[:, None] + view.moment(steps, 0)[:, None]
         layer = np.broadcast_to(np.arange(n_layers), moment.shape).ravel()
         order = np.lexsort((layer, moment.ravel()))
-        table = np.stack([coming, passed]).reshape(-1, view.n_experts)
-        return Values(moment.ravel()[order], order, table, layer[order])
+        return Values(
+            moment.ravel()[order], order, np.stack(table).reshape(-1, view.n_experts).astype(np.int32), layer[order]
+        )
 
     def _prediction(self, view: View, weights: int) -> Prediction:
         given, setting = self.parameters, self.setting
@@ -149,7 +169,7 @@ class ExpertFlow(CacheEngine):
 
     name = "expertflow"
     summary = "ExpertFlow: a net predicts whole paths; slots are shared out over layers by predicted need"
-    variants = ("plec=False", "correction=False", "eviction=perfect-lfu")
+    variants = ("plec=False", "correction=False", "eviction=score-count", "code=True")
     needs = frozenset({"predicted_experts", "predicted_probs"})
 
     def paths(self, view: View, most: int) -> Paths:

@@ -88,7 +88,11 @@ WRONG: list[tuple[Plan, str]] = [
     (Plan(eviction="score-lfu"), "values is None; expected Values, which eviction 'score-lfu' goes by"),
     (
         Plan(eviction="score-lfu", values=Values(ints(0), ints(0), np.array([[0, 0, 0, -(2**62)]]))),
-        f"values.table is {2**62}; expected at most {2**62 - 1}: times 2 uses, 64 bits",
+        f"values.table is {2**62}; expected at most {2**62 - 1}: times 2, 64 bits",
+    ),
+    (
+        Plan(eviction="score-count", values=Values(ints(0), ints(0), np.array([[0, 2**30, 0, 0]]))),
+        f"values.table is {2**30}; expected at most {2**30 - 1}: times {2**33}, 64 bits",
     ),
     (predicts(ns=ints(5, -6)), "prediction.ns[1] is -6; expected 0 to"),
     (predicts(ns=ints(5)), "prediction.ns is 'int64 (1,)'; expected an array of 2"),

@@ -73,6 +73,8 @@ CHOICES: dict[str, list[dict[str, object]]] = {
         {"split": "order", "correction": False},
         {"sure": 0.5, "eviction": "perfect-lfu", "charge": "beside"},
         {"first": 1.5, "charge": "free", "prefetch": False},
+        {"code": True},
+        {"eviction": "score-count", "first": 1.5},
     ],
     "expertflow-guess": [{}, {"guess": "slp", "first": 2.0}, {"guess": "popularity", "plec": False}],
     "expertflow-oracle": [{}, {"accuracy": 0.5}, {"random": True, "correction": False, "split": "order"}],

@@ -249,12 +249,14 @@ def test_values_and_their_product_with_uses_equal_brute_force_by_calls(
     calls: list[list[int]], slots: int, values: list[int]
 ) -> None:
     ids, offsets = np.array([e for call in calls for e in call], np.int64), np.cumsum([0, *map(len, calls)])
-    for rule in ("score", "score-lfu"):
+    for rule in ("score", "score-lfu", "score-count"):
         cache = ExpertCache([1], 8, [slots], [0], rule)
         cache.valued(0, np.array(values[:5]))
         cache.valued(5, np.array(values[5:]))
 
         def worth(expert: int, _: int, seen: dict[str, dict[int, int]], rule: str = rule) -> tuple[int, ...]:
+            if rule == "score-count":
+                return values[expert], seen["always"][expert], seen["last"][expert]
             uses = seen["resident"][expert] if rule == "score-lfu" else 1
             return values[expert] * uses, seen["last"][expert]
 
