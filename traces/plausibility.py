@@ -1,8 +1,10 @@
 """What makes a valid trace doubtful: filler in place of routes, layers that never vary or are copies, turns that are
-counted twice, prompts without their beginning, experts that take nearly all.
+counted twice, answers that were saved twice, prompts without their beginning, experts that take nearly all.
 
 Real text can repeat, so these are doubts and no errors. They are counted from the routes alone, whatever wrote them.
 """
+
+import hashlib
 
 import numpy as np
 
@@ -81,6 +83,8 @@ def _broken_histories(trace: Trace) -> list[str]:
         and (trace.experts[offsets[s] - 1] == trace.experts[offsets[s] + lengths[s - 1] - 1]).all()
         and (trace.experts[offsets[s - 1] : offsets[s]] == trace.experts[offsets[s] :][: lengths[s - 1]]).all()
     ]
+    if again := _saved_twice(trace):
+        found.append(f"{again} sequences are the same as one before them: answers that were saved twice?")
     if repeated:
         found.append(
             f"{len(repeated)} sequences begin with all rows of the one before: turns that count twice? (give "
@@ -91,6 +95,20 @@ def _broken_histories(trace: Trace) -> list[str]:
     if holes:
         found.append(f"{holes} sequences begin in the middle of their prompt: were rows left to a prefix cache?")
     return found
+
+
+def _saved_twice(trace: Trace) -> int:
+    """How many sequences have the routes and tokens of an earlier one, all of them."""
+    known: set[bytes] = set()
+    offsets = trace.offsets
+    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+        if end - start >= _ROWS and trace.experts[start].size >= _ROW_IDS:
+            whole = hashlib.sha256(np.ascontiguousarray(trace.experts[start:end]).data)
+            whole.update(np.ascontiguousarray(trace.token[start:end]).data)
+            known.add(whole.digest())
+        else:
+            known.add(f"{start}".encode())
+    return trace.n_sequences - len(known)
 
 
 def _constant_layers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:

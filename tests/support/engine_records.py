@@ -1,6 +1,13 @@
 """Records as engines write them, small and of known routes: 5 layers x 16 experts, top 4, of a model in a config.json.
 
 Each builder writes into a folder and returns what convert is given; `TRUTH` is what must come back.
+
+Builders do without the engines' packages. These forms were built once by the engines' own classes too, and came back
+exactly: vLLM 0.33.0 (`CompletionOutput`, the answers of both HTTP APIs), SGLang 0.5.23 (the recorder's gatherer and
+accumulator, the answer with `SglExt`), verl 0.9.1 (`AgentLoopWorker`'s padding), moe-policylang 1.15.0
+(`TraceRecording`). Megatron's is after its source, whose release 0.16.1 has no tracer yet. The others are after their
+documentation or published files: vLLM 0.21, SGLang's other types, TensorRT-LLM, Dynamo, slime, FLAME-MoE, BigMoeOnEdge,
+ESFT, gpt-oss.
 """
 
 import base64
@@ -83,7 +90,7 @@ def sglang(dtype: str) -> Callable[[int], dict[str, Any]]:
 
     def answer(i: int) -> dict[str, Any]:
         info = usage(i) | {"id": str(i), "routed_experts": bare(TRUTH[i].astype(dtype))}
-        said = {} if dtype == "int32" else {"routed_experts_dtype": dtype}
+        said = {} if dtype in ("int32", "int64") else {"routed_experts_dtype": dtype}
         return {"text": "x", "output_ids": ids(i)["token_ids"], "meta_info": info | said}
 
     return lambda i: {"request": {"input_ids": ids(i)["prompt_token_ids"]}, "response": answer(i)}
@@ -344,6 +351,7 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "vllm chat": _answers(vllm_chat, "lines"), "vllm old": _answers(vllm_old, "list"),
     "vllm object": _answers(vllm_object, "folder"), "sglang int32": _answers(sglang("int32"), "lines"),
     "sglang uint16": _answers(sglang("uint16"), "list"), "sglang uint8": _answers(sglang("uint8"), "folder"),
+    "sglang int64": _answers(sglang("int64"), "lines"), "sglang uint64": _answers(sglang("uint64"), "lines"),
     "sglang openai": _answers(sglang_openai, "lines"), "dynamo": _answers(dynamo, "folder"),
     "openai batch": _answers(batch, "lines"), "serving": serving, "sglang recorder": recorder,
     "sglang recorder, moved": lambda folder: recorder(folder, moved=True),

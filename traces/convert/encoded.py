@@ -16,7 +16,7 @@ from traces.convert.shapes import Given
 from traces.models.known import builtin_decoder, builtin_models
 
 _NAMES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-_BARE = {4: "<i4", 2: "<u2", 1: "u1"}  # SGLang's types by their bytes
+_BARE = ("int32", "uint16", "uint8", "int64")  # SGLang's types, where it does not say which: the first at first
 
 
 def decoded(value: Any, where: str, given: Given, *, rows: int | None = None, dtype: str | None = None) -> np.ndarray:
@@ -64,38 +64,43 @@ def _bytes(text: str, where: str) -> bytes:
 
 def _enveloped(value: dict[str, Any], where: str) -> np.ndarray:
     """The integers of an envelope {data, shape, dtype}, as Dynamo sends them."""
-    shape, name = value.get("shape") or [], str(value.get("dtype"))
+    shape, dtype = value.get("shape") or [], np.dtype(_integer(value.get("dtype"), where)).newbyteorder("<")
     whole = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
-    if not whole or name not in _NAMES or not isinstance(value.get("data"), str):
-        raise InputError(f"{where}: an envelope of shape {shape!s:.40} and dtype {name:.20}, expected (rows, L, k)")
-    dtype = np.dtype(name)
+    if not whole or not isinstance(value.get("data"), str):
+        raise InputError(f"{where}: an envelope of shape {shape!s:.40}, expected data of (rows, layers, k)")
     data = _bytes(value["data"], where)
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise InputError(f"{where}: {len(data)} bytes for shape {tuple(shape)} of {dtype}")
-    return np.frombuffer(data, dtype).reshape(shape)
+    return _narrowed(np.frombuffer(data, dtype).reshape(shape))
 
 
 def _bare(data: bytes, where: str, given: Given, rows: int | None, dtype: str | None) -> np.ndarray:
     """Integers without a shape, as SGLang sends them: rows x layers x k of the model that fits."""
-    sizes = list(_BARE)
+    names = _BARE if rows is not None else _BARE[:1]
     if dtype is not None:
-        if dtype not in _NAMES or np.dtype(dtype).itemsize not in _BARE:
-            raise InputError(f"{where}: routes of dtype {dtype!r:.20}, expected int32, uint16 or uint8")
-        sizes = [np.dtype(dtype).itemsize]
+        names = (_integer(dtype, where),)
     fits = set()
     for layers, k in _shapes(given):
-        for size in sizes:
-            count, rest = divmod(len(data), layers * k * size)
+        for name in names:
+            count, rest = divmod(len(data), layers * k * np.dtype(name).itemsize)
             if not rest and count and (rows is None or count in (rows, rows + 1)):
-                fits.add((count, layers, k, size))
+                fits.add((count, layers, k, name))
     if len(fits) != 1 and rows is not None:  # a model of which both all layers and the routed ones would do is no doubt
         fits = {fit for fit in fits if fit[0] == rows} or fits
     if len(fits) != 1:
         many = f"{len(data)} bytes" + ("" if rows is None else f" for {rows} rows")
         which = "the shapes of several models" if fits else "no shape of " + (given.model or "a known model")
         raise InputError(f"{where}: {many} without a shape fit {which}, expected --model, a name or its config.json")
-    ((count, layers, k, size),) = fits
-    return np.frombuffer(data, _BARE[size]).reshape(count, layers, k)
+    ((count, layers, k, name),) = fits
+    return _narrowed(np.frombuffer(data, np.dtype(name).newbyteorder("<")).reshape(count, layers, k))
+
+
+def _integer(name: Any, where: str) -> str:
+    """The name of an integer type, as engines call it; raises InputError."""
+    plain = str(name).removeprefix("torch.").removeprefix("numpy.")
+    if plain not in _NAMES:
+        raise InputError(f"{where}: routes of dtype {name!s:.20}, expected one of {', '.join(_NAMES)}")
+    return plain
 
 
 def _shapes(given: Given) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ from traces.convert.form import Form
 from traces.convert.forms import form_named, form_of, forms, replayed_forms
 from traces.convert.request import Record, Request
 from traces.convert.shapes import Given
-from traces.convert.source import Source, expanded
+from traces.convert.source import PACKED, Source, expanded
 from traces.models.known import builtin, resolve_model
 from traces.spool import pages_given_back
 from traces.trace import Trace
@@ -126,8 +126,11 @@ def _unknown(source: Source) -> str:
         "json": f"JSON, keys {', '.join(sorted(source.keys))[:120]}" if source.keys else "JSON without an object",
         "parquet": f"columns {', '.join(source.columns)[:120]}" if source.nature == "parquet" else "",
         "csv": f"columns {', '.join(source.columns)[:120]}",
-    }
-    what = words.get(source.nature, f"a {source.nature} file of other content")
+        "text": "a text of other content", "binary": "binary data",
+    }  # fmt: skip
+    if source.nature in PACKED:
+        return f"packed with {source.nature}: unpack it first, convert reads the file that is inside"
+    what = words.get(source.nature, f"a file of {source.nature}")
     return f"{what}: of no known kind; expected one of {replayed_forms()} (docs/convert.md)"
 
 
@@ -199,7 +202,8 @@ def named(name: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise (error if str(error).startswith(name) else InputError(f"{name}: {error}")) from None
+        said = str(error).removeprefix(f"{Path(name).name}: ")
+        raise (error if said.startswith(name) else InputError(f"{name}: {said}")) from None
 
 
 def _hashes(sources: Sequence[Source], files: Sequence[Path]) -> dict[str, str]:

@@ -178,6 +178,11 @@ def check_not_flat(stored: np.ndarray, given: Given) -> None:
         raise InputError(
             f"array 'routed_experts': a flat buffer of {stored.size} ids, expected {wanted}: reshape it, rows first"
         )
+    if stored.ndim == 2 and stored.shape in {(spec.routed_layers, spec.experts) for spec in specs}:
+        raise InputError(
+            f"array 'routed_experts': shape {stored.shape}, layers x experts, so it is how often experts were taken, "
+            "without tokens: there is nothing to replay; expected the experts of each token, (rows, layers, k)"
+        )
     shapes = {(spec.routed_layers, spec.top_k) for spec in specs if spec.top_k > 1}
     for layers, slots in sorted(shapes) if stored.ndim == 2 else ():
         if stored.shape[1] == layers * slots and (given.recorded is None) == (named is None):

@@ -15,6 +15,12 @@ from traces.convert.json_values import first_value
 from traces.convert.torch_file import texts_in
 
 _HEAD = 2**16
+_MAGIC = (
+    (b"\x93NUMPY", "npy"), (b"PK", "zip"), (b"PAR1", "parquet"), (b"GGUF", "gguf"), (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (b"7z\xbc\xaf\x27\x1c", "7z"),
+    (b"\x89HDF", "HDF5"), (b"SQLite format 3\0", "SQLite"), (b"ARROW1", "Arrow"),
+)  # fmt: skip
+PACKED = ("gzip", "zstd", "xz", "bzip2", "7z", "tar")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\s]{16,}=*\s*")
 
 
@@ -41,22 +47,30 @@ class Source:
 
     @cached_property
     def nature(self) -> str:
-        """What it is: folder, npy, npz, torch, pickle, parquet, gguf, json, base64, csv, text or empty."""
+        """What it is: folder, npy, npz, torch, pickle, parquet, gguf, json, base64, csv, text, binary, empty, or the
+        name of what it is packed or stored with.
+        """
         head = self.head
         if self.path.is_dir():
             return "folder"
-        for start, nature in ((b"\x93NUMPY", "npy"), (b"PK", "zip"), (b"PAR1", "parquet"), (b"GGUF", "gguf")):
+        for start, nature in _MAGIC:
             if head.startswith(start):
                 return nature if nature != "zip" else "torch" if self._members_end("data.pkl") else "npz"
         if not head:
             return "empty"
         if head[:1] == b"\x80":
             return "pickle"
+        if re.match(rb".{4}\0{4}\{", head, re.DOTALL):
+            return "safetensors"
+        if head[257:262] == b"ustar":
+            return "tar"
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if text[:1] in (b"{", b"["):
             return "json"
         if _BASE64.fullmatch(head) and not head.strip().isalpha() and not head.strip().isdigit():
             return "base64"
+        if b"\0" in head or not _is_text(head):
+            return "binary"
         first = next((line for line in text.splitlines() if line[:1] != b"#"), b"")
         return "csv" if b"," in first else "text"
 
@@ -135,6 +149,15 @@ class Source:
         if not read:
             return float(bool(self._handles))
         return sum(read.values()) / max(sum(Path(name).stat().st_size for name in read), 1)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes are UTF-8, but for a letter that is cut off at their end."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return True
 
 
 def by_number(path: Path) -> tuple[Any, ...]:

@@ -64,13 +64,13 @@ def test_a_config_beside_the_name_of_a_built_in_model_is_charged_as_it_says(tmp_
 
 
 def test_convert_says_at_once_what_replay_will_need_of_an_unknown_model(tmp_path, capsys):
-    np.savez(tmp_path / "run.npz", **device(routes=routes(5, 30, 6, 128), expert_bytes=np.full(30, 9)))
+    np.savez(tmp_path / "run.npz", **device(routes=routes(5, 31, 6, 128), expert_bytes=np.full(31, 9)))
     command = ["convert", str(tmp_path / "run.npz"), "-o", str(tmp_path / "t.npz")]
     assert main(command) == 2
     assert "expected --model NAME or, of a model that is not built in, its config.json" in capsys.readouterr().err
     assert main([*command, "--model", "gemma-4"]) == 2
     assert "expected its config.json as --model, which replay needs too, or numbers" in capsys.readouterr().err
-    assert main([*command, "--model", "gemma-4", "--layers", "0-29"]) == 0
+    assert main([*command, "--model", "gemma-4", "--layers", "0-30"]) == 0
     assert "warning: gemma-4 is not built in: replay will need --model" in capsys.readouterr().err
 
 

@@ -122,6 +122,9 @@ def _request(part: _Part, exchange: Exchange, given: Given) -> Request:
         early = decoded(part.early, f"{where}, prompt_routed_experts", given, rows=asked)
         if early.shape[1:] != routes.shape[1:]:
             raise InputError(f"{where}: routes of {routes.shape[1:]}, the prompt's of {early.shape[1:]}")
+        if asked not in (None, len(early)):
+            raise InputError(f"{where}: routes of {len(early)} prompt tokens, expected {asked}, as the prompt has")
+        asked = len(early)
         routes = np.concatenate([early, routes])
     rows = len(routes)
     if total is not None and rows not in (total - 1 - start, total - start):

@@ -82,6 +82,8 @@ def _turn(turn: int, rows: np.ndarray, layers: np.ndarray, slots: int, start: in
     early = int((steps >> 32 == 0).sum())
     last = np.flatnonzero((routes[:early, -1] >= 0).any(axis=1))
     alone = len(last) == 1 < early  # the last layer needs the prompt's last token only, and may count it as its first
+    if alone and len(steps) == 2:
+        raise InputError(f"turn {turn}: ends in its prompt's second token: was the file cut off?")
     if alone:
         for array in (routes, gates):
             array[[early - 1, last[0]], -1] = array[[last[0], early - 1], -1]

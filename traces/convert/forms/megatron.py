@@ -164,7 +164,13 @@ def _steps(rank: _Rank, record: Record) -> Iterator[_Step]:
     """The steps of one rank; raises InputError for records that do not belong together."""
     held: dict[int, Mapping[str, Any]] = {}
     stray, layers = 0, None
+    ends = dict.fromkeys((key for _, key in _SIDECARS.values()), 0)
     for number, value in enumerate(rank.values()):
+        for key in ends:
+            if (offset := value.get(f"{key}_offset", ends[key])) != ends[key]:
+                where = f"{rank.name}, record {number}: {key}_offset"
+                raise InputError(f"{where} {offset}, expected {ends[key]}, where the record before ends")
+            ends[key] += value.get(f"{key}_bytes", 0)
         if value.get("block", "decoder") != "decoder":
             stray += 1
             continue

@@ -56,9 +56,9 @@ def _lengths(arrays: dict[str, np.ndarray], given: Given) -> tuple[np.ndarray, n
             "array 'routed_experts': texts, such as the base64 of an engine's answer, expected integers (rows, layers, "
             "k): save the answers themselves as JSON, which convert reads"
         )
+    check_not_flat(stored, given)
     if stored.dtype.kind not in "iu":
         raise InputError(f"array 'routed_experts': dtype {stored.dtype}, expected integers")
-    check_not_flat(stored, given)
     if stored.ndim == 2:
         stored = stored[:, :, None]
     if stored.ndim not in (3, 4) or not stored.size:

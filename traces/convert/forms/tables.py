@@ -27,6 +27,7 @@ _SHORT = {
     "p": "prompt_id", "t": "token_idx", "l": "layer_idx", "e": "selected_experts", "s": "router_scores",
     "sm": "router_softmax", "ti": "token_id", "ph": "phase", "dm": "domain_tag",
 }  # fmt: skip
+_PHASES = {"prefill": 1, "decode": 0}
 _LISTS = {"selected_experts": "q", "router_scores": "f", "router_softmax": "f"}
 
 
@@ -87,7 +88,8 @@ def _batches(files: Sequence[Path], columns: Sequence[str], rows: int, source: S
 
     for path in files:
         try:
-            with source.open(path) as handle, pyarrow.parquet.ParquetFile(handle) as table:
+            with source.open(path) as handle:
+                table = pyarrow.parquet.ParquetFile(handle, page_checksum_verification=True)
                 yield from table.iter_batches(rows, columns=list(columns))
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(f"{path.name}: a damaged parquet file ({str(error).splitlines()[0]:.80})") from None
@@ -126,7 +128,8 @@ class _Prompt:
         self.layers.append(row["layer_idx"])
         if self._named:
             self.ids.append(row["token_id"])
-        self.early.append(row.get("phase") == "prefill")
+        if self._phased:
+            self.early.append(_PHASES[row["phase"]])
         for name, held in self.lists.items():
             values = row.get(name) or ()
             if len(values) != self.widths[name]:
@@ -153,10 +156,13 @@ class _Prompt:
         routes, firsts = column("selected_experts"), order[:: len(layers)]
         if routes is None:
             raise InputError(f"{self.where}: no selected_experts, expected those of each row")
+        early = np.array(self.early)[order].reshape(-1, len(layers)) if self._phased else np.zeros((0, 1), bool)
+        if (early != early[:, :1]).any() or (np.diff(early[:, 0]) > 0).any():
+            raise InputError(f"{self.where}: phases of rows differ by layer, or a prompt's token follows a sampled one")
         return Request(
             routes, gates=column("router_scores"), probs=column("router_softmax"), where=self.where,
             tokens=np.array(self.ids)[firsts] if self._named else None, domain=self.domain,
-            prompt=int(np.array(self.early)[firsts].sum()) if self._phased else None,
+            prompt=int(early[:, 0].sum()) if self._phased else None,
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Records that cannot be replayed, each named with the way to one that can."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from ground.errors import InputError
 from traces.convert.form import Form
@@ -14,11 +15,56 @@ COUNTS_ONLY = (
     "--expert-distribution-recorder-mode per_token, or ask for return_routed_experts"
 )
 _LLAMA = "run the model by python -m traces capture, or serve it with vLLM or SGLang and --enable-return-routed-experts"
+_OTHER_COUNTS = "expert-counts"
 _IMATRIX = f"an importance matrix of llama.cpp, which has sums over tokens and no routes: {_LLAMA}"
 
 
-def _columns(*names: str) -> Callable[[Source], bool]:
-    return lambda source: source.nature == "csv" and set(source.columns) == set(names)
+_COUNTED = re.compile(r"count|freq|usage|load|hits|histogram|utili[sz]ation|activations?$")
+_ROUTED = re.compile(r"routed|route|topk|top_k|indices|token|position|step|records|samples|select")
+
+
+def _names_counts(names: Collection[str]) -> bool:
+    """Whether names are of how often experts were taken, and none of what a token took."""
+    lower = [name.lower() for name in names]
+    return any(map(_COUNTED.search, lower)) and not any(map(_ROUTED.search, lower))
+
+
+def _is_table_of_counts(source: Source) -> bool:
+    """Whether a CSV has layers and experts, and what is counted, and no column of tokens or steps."""
+    columns = [name.strip().lower() for name in source.columns]
+    layers, experts = (any(word in name for name in columns) for word in ("layer", "expert"))
+    return source.nature == "csv" and layers and experts and not any(map(_ROUTED.search, columns)) and len(columns) < 6
+
+
+def _is_grid(value: Any) -> bool:
+    """Whether this is numbers by layer and expert: lists of lists, or objects of objects with numbers as names."""
+    for _ in range(2):
+        if isinstance(value, dict) and value and all(re.fullmatch(r"\D*\d+", str(name)) for name in value):
+            value = next(iter(value.values()))
+        elif isinstance(value, list) and value:
+            value = value[0]
+        else:
+            return False
+    return isinstance(value, int | float)
+
+
+def _is_json_of_counts(source: Source) -> bool:
+    value = source.value
+    if isinstance(value, dict) and _names_counts(value):
+        inside = list(value.values())
+        return any(map(_is_grid, inside + [one for held in inside if isinstance(held, dict) for one in held.values()]))
+    return _is_grid(value)
+
+
+def _counts(source: Source) -> bool:
+    """Whether a file has numbers of tokens by layer and expert, and is of no kind that has a name of its own."""
+    if any(known(source) for name, (known, _) in _KINDS.items() if name != _OTHER_COUNTS):
+        return False
+    if source.nature == "safetensors":  # TensorRT-LLM's statistics, an array for each iteration and layer
+        return re.search(rb'"\d+_\d+":\{"dtype":"[IF]', source.head) is not None
+    if source.nature in ("npz", "torch"):
+        return _names_counts(source.arrays | source.torch_keys)
+    return _is_json_of_counts(source) if source.nature == "json" else _is_table_of_counts(source)
 
 
 def _holds_counts(source: Source) -> bool:
@@ -34,9 +80,10 @@ _KINDS: dict[str, tuple[Callable[[Source], bool], str]] = {
         f"SGLang's recorder in mode stat, {COUNTS_ONLY}",
     ),
     "llama-cpp-experts": (
-        lambda source: _columns("layer", "expert")(source) or _columns("layer", "expert", "count")(source),
+        lambda source: set(source.columns) == {"layer", "expert"},
         f"a list of layers and experts as llama.cpp writes it, without tokens: steps cannot be told apart: {_LLAMA}",
     ),
+    _OTHER_COUNTS: (_counts, f"how often experts were taken, without tokens, so there is nothing to replay: {_LLAMA}"),
     "imatrix": (
         lambda source: (
             re.match(rb".{4}.{4}blk\.\d+\.", source.head, re.DOTALL) is not None
