@@ -56,9 +56,10 @@ def without_text(trace: Trace) -> Trace:
 def thinned(trace: Trace, probs: int) -> Trace:
     """Without what few policies read: gates, and the look-ahead and probabilities of prefill rows.
 
-    Of decode rows the ``probs`` largest probabilities of each route stay. ``meta["notes"]`` says so. In prefill rows
-    the look-ahead is -1 and probabilities are 0, as where a trace stores none. Raises InputError if ``probs`` is
-    below 1.
+    Of decode rows the ``probs`` largest probabilities of each route stay, of predictions the first 2 K, at least 4, with
+    probabilities in steps of 8 / 255.
+    ``meta["notes"]`` says so. In prefill rows the look-ahead is -1 and probabilities are 0, as where a trace stores
+    none. Raises InputError if ``probs`` is below 1.
     """
     trace = dataclasses.replace(keep_largest(trace, probs), gates=None)
     arrays: dict[str, Any] = {}
@@ -74,5 +75,10 @@ def thinned(trace: Trace, probs: int) -> Trace:
             arrays["prob_experts"] = trace.prob_experts.copy()
             arrays["prob_experts"][rows] = np.arange(trace.prob_experts.shape[2], dtype=np.int16)
         left_out.append(f"router probabilities but the {probs} largest of decode rows")
+    most = max(2 * trace.top_k, 4)
+    if trace.predicted_experts is not None and trace.predicted_probs is not None:
+        arrays["predicted_experts"] = trace.predicted_experts[:, :, :most].copy()
+        arrays["predicted_probs"] = trace.predicted_probs[:, :, :most] // 8 * 8
+        left_out.append(f"predictions but the {most} first of a route, whose probabilities are in steps of 8 / 255")
     note = f"left out: {', '.join(left_out)}"
     return dataclasses.replace(trace, **arrays, meta=trace.meta | {"notes": [*trace.meta.get("notes", []), note]})

@@ -104,6 +104,12 @@ def test_thinning_touches_nothing_but_what_it_names(trace, probs):
         kept = np.sort(trace.probs[rows], axis=2)[:, :, ::-1][:, :, :probs]
         assert (np.sort(thin.probs[rows], axis=2)[:, :, ::-1] == kept).all()
         assert not thin.probs[trace.prefill_rows].any()
+    if trace.predicted_experts is not None:
+        most = min(max(2 * trace.top_k, 4), trace.predicted_experts.shape[2])
+        assert thin.predicted_experts.shape[2] == most
+        assert (thin.predicted_experts == trace.predicted_experts[:, :, :most]).all()
+        lost = trace.predicted_probs[:, :, :most] - thin.predicted_probs
+        assert (lost < 8).all() and (thin.predicted_probs % 8 == 0).all()
 
 
 @given(traces())
