@@ -56,10 +56,9 @@ def without_text(trace: Trace) -> Trace:
 def thinned(trace: Trace, probs: int) -> Trace:
     """Without what few policies read: gates, and the look-ahead and probabilities of prefill rows.
 
-    Of decode rows the ``probs`` largest probabilities of each route stay, of predictions the first 2 K, at least 4, with
-    probabilities in steps of 8 / 255.
-    ``meta["notes"]`` says so. In prefill rows the look-ahead is -1 and probabilities are 0, as where a trace stores
-    none. Raises InputError if ``probs`` is below 1.
+    Of decode rows the ``probs`` largest probabilities of each route stay, of predictions the first 2 K, at least 4,
+    with probabilities in steps of 8 / 255. ``meta["notes"]`` says so. In prefill rows the look-ahead is -1 and
+    probabilities are 0, as where a trace stores none. Raises InputError if ``probs`` is below 1.
     """
     trace = dataclasses.replace(keep_largest(trace, probs), gates=None)
     arrays: dict[str, Any] = {}
