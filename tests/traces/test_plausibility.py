@@ -145,3 +145,14 @@ def test_turns_that_hold_the_one_before_and_prompts_without_a_beginning_are_told
     late = make_trace(varied(20), n_experts=8, phase=[0] * 10 + [1] * 10)
     late.position[:] += 5
     assert doubts(late) == ["1 sequences begin in the middle of their prompt: were rows left to a prefix cache?"]
+
+
+def test_answers_that_were_saved_twice_are_told_wherever_they_stand():
+    one, two = varied(20), varied(30)[::-1]
+    sequence = np.repeat([0, 1, 2, 3], [20, 20, 30, 20])
+    ids = np.concatenate([one, one, two, one])
+    (doubt,) = doubts(make_trace(ids, n_experts=8, sequence=sequence))
+    assert doubt.startswith("2 sequences are the same as one before them")
+    trace = make_trace(ids, n_experts=8, sequence=sequence)
+    trace.token[:] = np.arange(90)  # the same routes of other tokens
+    assert doubts(trace) == []

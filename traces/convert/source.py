@@ -72,7 +72,7 @@ class Source:
         if b"\0" in head or not _is_text(head):
             return "binary"
         first = next((line for line in text.splitlines() if line[:1] != b"#"), b"")
-        return "csv" if b"," in first else "text"
+        return "csv" if b"," in first and all(map(bytes.strip, first.split(b","))) else "text"
 
     def _members_end(self, name: str) -> bool:
         return any(member.endswith(name) for member in self.members)

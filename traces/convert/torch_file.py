@@ -123,6 +123,8 @@ class _Plain(pickle._Unpickler):  # the one in Python, whose memo can be replace
             ("torch", "Size"): tuple,
             ("builtins", "set"): set,
             ("__builtin__", "set"): set,
+            ("builtins", "bytes"): lambda: b"",  # of an array without elements
+            ("__builtin__", "bytes"): lambda: b"",
             ("numpy", "ndarray"): _NAME,
             ("numpy", "dtype"): _Dtype,
             ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(self.spool),

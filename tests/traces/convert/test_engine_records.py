@@ -186,6 +186,44 @@ def test_ranks_that_saw_other_tokens_add_their_requests(tmp_path: Path) -> None:
     assert convert_files([one, two], tmp_path / "o.npz", given=given(tmp_path)).n_sequences == 6
 
 
+def _changed(path: Path, change: Any) -> None:
+    import torch
+
+    held = torch.load(path, weights_only=True)
+    change(held["records"])
+    torch.save(held, path)
+
+
+@pytest.mark.parametrize("kept", [slice(0, 3), slice(3, None), slice(0, 0)])
+def test_a_rank_that_has_a_part_of_anothers_passes_counts_once(kept: slice, tmp_path: Path) -> None:
+    one, two = recorder(tmp_path, ranks=2)
+    _changed(two, lambda records: records.__setitem__(slice(None), records[kept] or records[:1]))
+    for paths in ([one, two], [two, one]):
+        trace = convert_files(paths, tmp_path / "o.npz", given=given(tmp_path))
+        found = [trace.experts[trace.sequence == s].tobytes() for s in range(trace.n_sequences)]
+        assert sorted(found) == sorted(true.tobytes() for true in TRUTH)
+        assert "2 ranks recorded 1 streams of passes" in notes(trace)
+        assert "1 ranks lack passes that others have" in notes(trace)
+
+
+def test_ranks_that_each_lack_passes_of_the_other_are_joined(tmp_path: Path) -> None:
+    one, two = recorder(tmp_path, ranks=2)
+    _changed(one, lambda records: records.__delitem__(slice(-2, None)))
+    _changed(two, lambda records: records.__delitem__(slice(0, 2)))
+    trace = convert_files([one, two], tmp_path / "o.npz", given=given(tmp_path))
+    assert trace.n_sequences == 3 and trace.n_rows == sum(map(len, TRUTH))
+
+
+def test_a_file_that_is_given_twice_counts_once_and_another_recording_of_the_rank_is_refused(tmp_path: Path) -> None:
+    (one,) = recorder(tmp_path)
+    two = tmp_path / "again.pt"
+    two.write_bytes(one.read_bytes())
+    assert convert_files([one, two], tmp_path / "o.npz", given=given(tmp_path)).n_sequences == 3
+    _changed(two, lambda records: records[2].update(input_ids=[7] * len(records[2]["input_ids"])))
+    with pytest.raises(InputError, match="rank 0: pass 2 is there twice, with other tokens or experts"):
+        convert_files([one, two], tmp_path / "o.npz", given=given(tmp_path))
+
+
 # --- Megatron's sidecars ---
 
 
@@ -195,6 +233,27 @@ def test_logits_and_hidden_states_become_probabilities_and_embeddings(tmp_path: 
     assert (np.take_along_axis(trace.probs, trace.experts.astype(int), axis=2)[..., 0] > 127).all()
     assert trace.embeddings.shape[:2] == (8, 6) and len(trace.prefill_embeddings) == 14
     assert (trace.embeddings[:, 0] == 0).all() and "level 0 of the embeddings is zero" in notes(trace)
+
+
+def test_experts_that_the_logits_contradict_are_said(tmp_path: Path) -> None:
+    (place,) = megatron(tmp_path)
+    path = place / "router_trace_rank0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    taken = lines[0]["top_indices"][0]
+    lines[0]["top_indices"][0] = [*taken[:3], min(set(range(16)).difference(taken))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = convert_files([place], tmp_path / "o.npz", given=given(tmp_path))
+    assert "1 of 110 routes do not hold the experts of the largest logits" in notes(trace)
+
+
+def test_sidecars_are_read_one_record_after_another(tmp_path: Path) -> None:
+    (place,) = megatron(tmp_path)
+    path = place / "router_trace_rank0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["hs_offset"] -= 64
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match=r"record 2: hs_offset 704, expected 768, where the record before ends"):
+        convert_files([place], tmp_path / "o.npz", given=given(tmp_path))
 
 
 def test_stages_of_a_pipeline_are_joined(tmp_path: Path) -> None:
@@ -232,7 +291,8 @@ def test_tensors_of_every_kind_are_read(tmp_path: Path) -> None:
         "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "short": torch.tensor([1, 9], dtype=torch.uint16),
         "part": torch.arange(10)[3:7:2], "none": torch.zeros(0, 3), "array": np.arange(6.0).reshape(2, 3),
         "columns": np.asfortranarray(np.arange(6).reshape(2, 3)), "text": "x", "list": [1, (2, None), {"a": 1}],
-        "scalar": np.float32(3),
+        "scalar": np.float32(3), "long": np.arange(5000.0), "again": np.arange(5000.0),
+        "empty": np.zeros((0, 3), np.int16),
     }  # fmt: skip
     torch.save(held, tmp_path / "x.pt")
     read = read_torch(tmp_path / "x.pt")

@@ -225,7 +225,7 @@ def test_the_commands_train_predict_judge_and_measure(tmp_path, capsys, monkeypa
     assert main(["predictor", "accuracy", str(tmp_path / "q.npz"), "--batch", "4"]) == 0
     assert main(["predictor", "bench", str(out), "--batch", "2", "--repeats", "1", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert "TLP and SLP" in text and "[network_us]" in text
+    assert "TLP and SLP" in text and "[path_us]" in text
     assert Trace.load(tmp_path / "q.npz").predicted_experts.shape[2] == most_kept(2, EXPERTS) == EXPERTS
 
 
