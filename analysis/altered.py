@@ -1,4 +1,4 @@
-"""Policies under other terms than their own: with the eviction of another, or on a link with another order."""
+"""Policies under other terms than their own: another's eviction, another order of the link's queue, other pieces."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,8 @@ from analysis.runs import Design, Replayed, scene_at
 from sim.plan import Discipline
 from sim.policies.named import NamedPolicy
 from sim.report.shares import shares
-from sim.run.prepared import prepare, settle_for
+from sim.run.prepared import PreparedRun, prepare, settle_for
+from sim.run.scene import Scene
 from sim.run.terms import TooSmallError
 
 
@@ -15,23 +16,31 @@ class Altered(NamedPolicy):
     """A policy that keeps its requests and what they cost.
 
     ``evicts_as`` is the policy that decides in its place who is evicted; ``discipline`` another order of the link's
-    queue than its own.
+    queue than its own; ``chunks`` the pieces that a copy is cut into.
     """
 
     evicts_as: NamedPolicy | None = None
     discipline: Discipline | None = None
+    chunks: int | None = None
+
+
+def prepared(here: Scene, policy: NamedPolicy) -> PreparedRun:
+    """What ``policy``, altered or as it is, decides in a scene, settled. Raises InputError."""
+    if not isinstance(policy, Altered):
+        return prepare(here, policy.name, policy.values)
+    discipline, chunks = policy.discipline, policy.chunks
+    run = prepare(here, policy.name, policy.values, discipline=discipline, chunks=chunks)
+    if policy.evicts_as is None:
+        return run
+    other = prepare(here, policy.evicts_as.name, policy.evicts_as.values).plan
+    plan = replace(run.plan, eviction=other.eviction, values=other.values, per_layer=other.per_layer)
+    return replace(run, plan=plan, terms=settle_for(run.policy, here.work, plan, here.budget, discipline, chunks))
 
 
 def replayed_altered(design: Design) -> Replayed:
     """Replay one design, of an altered policy or of one as it is. Raises InputError."""
-    here, policy = scene_at(design.scene), design.policy
-    discipline = policy.discipline if isinstance(policy, Altered) else None
-    run = prepare(here, policy.name, policy.values, discipline=discipline)
-    if isinstance(policy, Altered) and policy.evicts_as is not None:
-        other = prepare(here, policy.evicts_as.name, policy.evicts_as.values).plan
-        plan = replace(run.plan, eviction=other.eviction, values=other.values, per_layer=other.per_layer)
-        terms = settle_for(run.policy, here.work, plan, here.budget, discipline)
-        run = replace(run, plan=plan, terms=terms)
+    here = scene_at(design.scene)
+    run = prepared(here, design.policy)
     done = run.execute()
     return Replayed(design, run.simulated(done), shares(here.trace, here.work, done.log))
 

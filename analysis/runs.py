@@ -46,29 +46,35 @@ class Replayed:
 
     def to_json(self) -> dict[str, Any]:
         """What tables and figures show of it."""
-        r, d = self.report, self.report.decode
-        numbers = {
-            "tokens_per_s": r.tokens_per_s,
-            "hit_ratio": d.hit_ratio,
-            "prefetch_hit_ratio": ratio(d.prefetch_hits, d.lookups),
-            "late_ratio": d.late_ratio,
-            "miss_ratio": d.miss_ratio,
-            "gib_per_token": ratio(d.moved, d.tokens * 2**30),
-            "wasted": ratio(d.link_bytes["wasted"], d.moved) or 0.0,
-            "predict_ms_per_token": ratio(d.time_ms["predict"], d.tokens),
-            "tables_mib": r.gpu_bytes["policy"] / 2**20,
-            "ttft_ms": r.ttft_ms.mean,
-            "compute_bound": r.bounds["compute_tokens_per_s"],
-            "link_bound": r.bounds["link_tokens_per_s"],
-            "efficiency": r.efficiency,
-        }
-        return {
-            "policy": self.design.policy.name,
-            "set": self.design.policy.values,
-            "software": Path(self.design.scene.software).stem,
-            "tokens": d.tokens,
-            **{name: None if value is None else float(f"{value:.5g}") for name, value in numbers.items()},
-        }
+        return shown(self.design, self.report)
+
+
+def shown(design: Design, r: Report) -> dict[str, Any]:
+    """What tables and figures show of the report ``r`` of a design."""
+    d = r.decode
+    numbers = {
+        "tokens_per_s": r.tokens_per_s,
+        "hit_ratio": d.hit_ratio,
+        "prefetch_hit_ratio": ratio(d.prefetch_hits, d.lookups),
+        "late_ratio": d.late_ratio,
+        "miss_ratio": d.miss_ratio,
+        "lookups_per_token": ratio(d.lookups, d.tokens),
+        "gib_per_token": ratio(d.moved, d.tokens * 2**30),
+        "wasted": ratio(d.link_bytes["wasted"], d.moved) or 0.0,
+        "predict_ms_per_token": ratio(d.time_ms["predict"], d.tokens),
+        "tables_mib": r.gpu_bytes["policy"] / 2**20,
+        "ttft_ms": r.ttft_ms.mean,
+        "compute_bound": r.bounds["compute_tokens_per_s"],
+        "link_bound": r.bounds["link_tokens_per_s"],
+        "efficiency": r.efficiency,
+    }
+    return {
+        "policy": design.policy.name,
+        "set": design.policy.values,
+        "software": Path(design.scene.software).stem,
+        "tokens": d.tokens,
+        **{name: None if value is None else float(f"{value:.5g}") for name, value in numbers.items()},
+    }
 
 
 def run(designs: Sequence[Design], workers: int = 1, what: str = "replaying") -> list[Replayed]:

@@ -1,0 +1,160 @@
+"""Under which conditions would the published ratios over the baselines hold?
+
+Each condition is tried by itself, at the slots and batch that the paper names, or else at 4 slots and a batch of 16.
+Over Cache-MoE: *lru* is that system without guesses, *code* what its published code does: no guesses, and the expert
+that leaves is copied back to the host first. *One by one* loads a batch's experts in turn, and each may push out one
+that the batch still needs; here the stalls of the code are multiplied by the misses that such an LRU has over one that
+knows the batch (reckoned, not replayed).
+
+Both: copies in order and whole, as a simple stream makes them; slower and faster links; a loop of CUDA graphs, which
+launches almost for free. ExpertFlow: its predictions for free; another eviction; and an oracle that is right as often
+as the column says, in the place of its net.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.altered import Altered
+from analysis.contest import verdict
+from analysis.entries import distinct, having
+from analysis.experiment import Data, Experiment
+from analysis.experiments.expertflow_hits import one_by_one
+from analysis.expertflow import SCHEDULER, at_claim, made, policy
+from analysis.jackknife import Outcome, compared, fought
+from analysis.options import ExperimentOptions
+from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
+from analysis.paper import EXPERTFLOW
+from analysis.published import Claim, expertflow
+from analysis.runs import scene_at
+from analysis.services import Service, Way, designs, services
+from sim.policies.named import NamedPolicy
+
+USUAL = (4, 16)
+"""Slots and batch where the paper names none."""
+ACCURACIES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+SE_MOE, CACHE_MOE = "se-moe", "cache-moe"
+LRU, CODE, TURN = "rival as lru", "rival as coded", "rival as coded, one by one"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition: both sides of a ratio under it."""
+
+    name: str
+    ours: Way
+    rival: Way
+
+
+def conditions(service: Service, over: str) -> Iterator[Condition]:
+    """All of them, the equal terms first."""
+    scene: dict[str, Any] = dict(SCHEDULER) if service.in_domain is not None else {}
+    rivals = "se-moe,memory=own" if over == SE_MOE else over
+    engine = policy(service)
+    mine, rival = Way.of(engine, **scene), Way.of(rivals)
+    yield Condition("equal terms", mine, rival)
+    if over == SE_MOE:
+        yield Condition("rival at equal bytes", mine, Way.of(over))
+    else:
+        yield Condition(LRU, mine, Way.of("lru,scope=layer"))
+        yield Condition(CODE, mine, Way.of("cache-moe,speculate=0,writeback=true"))
+    name, values = mine.policy.name, mine.policy.values
+    whole = Altered("", name, values, discipline="fifo", chunks=1)
+    theirs = Altered("", over, rival.policy.values, discipline="fifo", chunks=1)
+    yield Condition("copies in order and whole", Way(whole, scene), Way(theirs))
+    for link in ("pcie3x16", "pcie5x16"):
+        yield Condition(link, Way.of(engine, **scene, link=link), Way.of(rivals, link=link))
+    yield Condition("CUDA graphs", Way.of(engine, **scene, loop="graphs"), Way.of(rivals, loop="graphs"))
+    yield Condition("free predictions", Way.of(policy(service, charge="free"), **scene), rival)
+    yield Condition("evict lru", Way.of(policy(service, eviction="lru"), **scene), rival)
+    perfect = Altered("", "perfect-lfu", {})
+    evicted = Altered("", name, values, evicts_as=NamedPolicy(perfect.name, perfect.name))
+    yield Condition("evict perfect-lfu", Way(evicted, scene), rival)
+    for accuracy in ACCURACIES:
+        yield Condition(f"oracle {accuracy}", Way.of(f"expertflow-oracle,accuracy={accuracy}", **scene), rival)
+
+
+def _places(options: ExperimentOptions) -> list[tuple[Service, str, int, int, Claim]]:
+    """Each claim's data sets, in the predictor's own domain."""
+    found = []
+    for claim in [one for one in expertflow().claim if one.figure == "throughput" and one.over]:
+        for service in [one for one in services(options) if one.in_domain is not False]:
+            slots, batch = claim.slots or USUAL[0], claim.batch or min(USUAL[1], max(service.batches, default=1))
+            if service.model.name == claim.model and slots in service.slots and batch in service.batches:
+                found.append((service, claim.over or "", slots, batch, claim))
+    return found
+
+
+def measure(options: ExperimentOptions) -> Data:
+    """Every condition at every claim's place."""
+    places = _places(options)
+    trials = [list(conditions(service, over)) for service, over, *_ in places]
+    bouts = [
+        designs(
+            service.place(options, slots, batch),
+            {f"{c.name}, {side}": getattr(c, side) for c in those for side in _SIDES},
+        )
+        for (service, _, slots, batch, _), those in zip(places, trials, strict=True)
+    ]
+    cells = []
+    outcomes = fought(bouts, options.processes, "conditions")
+    for (service, over, slots, batch, _), those, ran in zip(places, trials, outcomes, strict=True):
+        at = service.to_json() | {"over": over, "slots": slots, "batch": batch}
+        for one in those:
+            mine, rival = (ran[f"{one.name}, {side}"] for side in _SIDES)
+            cells.append(at | {"condition": one.name} | compared("throughput", mine, rival).to_json())
+            if one.name == CODE and mine and rival:
+                times = _in_turn(rival, one_by_one(scene_at(service.place(options, slots, batch)).work, slots))
+                value = compared("throughput", mine, rival).value
+                reckoned = value and round(value * times, 4)
+                cells.append(at | {"condition": TURN, "value": reckoned, "low": None, "high": None})
+    return {"cells": cells, "made": made(options)}
+
+
+_SIDES = ("ours", "rival")
+
+
+def _in_turn(rival: Outcome, hits: float) -> float:
+    """How many times as long a run takes if it has so many hits, and stalls grow with its misses."""
+    decode = rival.report.decode
+    stalled, whole = decode.time_ms["stall_demand"] + decode.time_ms["stall_late"], sum(decode.time_ms.values())
+    missed = 1 - (decode.hit_ratio or 0.0)
+    return (whole + stalled * ((1 - hits) / missed - 1)) / whole if missed and whole else 1.0
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """A table a rival: conditions down, models across."""
+    return [_table(data, over) for over in distinct(data["cells"], "over")]
+
+
+def _table(data: Data, over: str) -> Sheet:
+    mine = having(data["cells"], over=over)
+    heads = list(dict.fromkeys((cell["model"], cell["slots"], cell["batch"]) for cell in mine))
+    said = [next(iter(_said(over, *head)), None) for head in heads]
+    rows = [["published", *(claim.text if claim else NOTHING for claim in said)]]
+    for condition in distinct(mine, "condition"):
+        cells = []
+        for head, claim in zip(heads, said, strict=True):
+            model, slots, batch = head
+            found = having(mine, model=model, slots=slots, batch=batch, condition=condition)
+            cells.append(_cell(found[0], claim) if found else NOTHING)
+        rows.append([condition, *cells])
+    columns = ["condition", *(f"{model}, {slots} / {batch}" for model, slots, batch in heads)]
+    return Sheet(f"ExpertFlow's throughput over {over}'s", columns, rows, notes("expertflow-conditions"))
+
+
+def _said(over: str, model: str, slots: int, batch: int) -> list[Claim]:
+    here = [{"model": model, "slots": slots, "batch": batch}]
+    claims = [one for one in expertflow().claim if one.figure == "throughput" and one.over == over]
+    return [claim for claim in claims if at_claim(claim, here)]
+
+
+def _cell(found: Data, claim: Claim | None) -> str:
+    """A ratio, with a star where the published number lies in its interval."""
+    if found["low"] is None:
+        return number(found["value"], 3)
+    return interval(found) + (" *" if claim and verdict(claim, found) == "inside" else "")
+
+
+TITLE = "Conditions under which published ratios would hold"
+EXPERIMENT = Experiment(270, "expertflow-conditions", TITLE, __doc__, measure, sheets, paper=EXPERTFLOW)

@@ -1,0 +1,110 @@
+"""What is the token scheduler worth?
+
+Two batches run in turns, and before each token of theirs the scheduler splits the tokens of both anew, by predicted
+paths (*kmeans*). It is held to the same two batches whose tokens stay where they are (*none*) or are split at random,
+in the same pipeline: *sequential* predicts, splits and then runs; *overlapped* begins each thing when what it needs is
+there; *dual-batch*, the paper's, does so with two pairs of batches in flight; *clairvoyant* is fed recorded tokens
+ahead, as the paper's code is. Predictions and splits take the time that was measured, and regrouping moves keys and
+values.
+
+*Lru* is a plain cache of slots a layer under the same scheduler: so the scheduler without the predictive cache.
+*Free*: predictions cost nothing.
+"""
+
+from itertools import product
+
+from analysis.contest import verdict
+from analysis.entries import having
+from analysis.experiment import Data, Experiment
+from analysis.expertflow import contest, label, made, policy, ratio
+from analysis.options import ExperimentOptions
+from analysis.pages.sheets import Sheet, interval, notes, number
+from analysis.paper import EXPERTFLOW
+from analysis.published import expertflow
+from analysis.services import Service, Way, services
+
+SLOTS, BATCHES = (4, 16), (8, 16, 32)
+PIPELINES = ("sequential", "overlapped", "dual-batch", "clairvoyant")
+PAPERS = "dual-batch"
+GROUPINGS = ("none", "random", "kmeans")
+
+
+def ways(service: Service) -> dict[str, Way]:
+    """Every pipeline with and without the scheduler, and the scheduler under other terms."""
+    engine = policy(service)
+    found = {
+        f"{grouping}, {pipeline}": Way.of(engine, regroup=grouping, pipeline=pipeline)
+        for pipeline, grouping in product(PIPELINES, GROUPINGS)
+        if pipeline == PAPERS or grouping != "random"
+    }
+    for grouping in ("none", "kmeans"):
+        found[f"{grouping}, lru"] = Way.of("lru,scope=layer", regroup=grouping, pipeline=PAPERS)
+        found[f"{grouping}, free"] = Way.of(policy(service, charge="free"), regroup=grouping, pipeline=PAPERS)
+    return found | {"plain batches": Way.of(engine)}
+
+
+COLUMNS = {
+    **{pipeline: (f"kmeans, {pipeline}", f"none, {pipeline}") for pipeline in PIPELINES},
+    "random": (f"random, {PAPERS}", f"none, {PAPERS}"),
+    "free": ("kmeans, free", "none, free"),
+    "lru": ("kmeans, lru", "none, lru"),
+    "over plain batches": (f"kmeans, {PAPERS}", "plain batches"),
+}
+
+
+def measure(options: ExperimentOptions) -> Data:
+    """Every way on the predictors' own data sets."""
+    places = [
+        (one, slots, batch)
+        for one in services(options)
+        if one.in_domain
+        for slots in one.slots
+        for batch in one.batches
+        if slots in SLOTS and batch in BATCHES
+    ]
+    cells = contest(places, ways, list(COLUMNS.values()), options, "scheduler")
+    return {"cells": cells, "made": made(options)}
+
+
+def sheets(data: Data) -> list[Sheet]:
+    """Published beside simulated; then every pipeline."""
+    return [_claims(data), _needed(data), _everything(data)]
+
+
+def _claims(data: Data) -> Sheet:
+    rows = []
+    for claim in [one for one in expertflow().claim if one.figure == "scheduler"]:
+        for cell in having(data["cells"], model=claim.model, in_domain=True):
+            found = ratio(cell, *COLUMNS[PAPERS])
+            place = f"{cell['slots']} / {cell['batch']}"
+            others = [interval(ratio(cell, *COLUMNS[name])) for name in ("free", "lru")]
+            rows.append([claim.model, place, claim.text, interval(found), verdict(claim, found), *others])
+    columns = ["model", "slots / batch", "published", "simulated", "so", "predictions free", "with lru"]
+    return Sheet("The scheduler, on over off", columns, rows, notes("expertflow-scheduler"))
+
+
+def _needed(data: Data) -> Sheet:
+    """How many distinct experts a token needs of a layer call, which is what the scheduler is to lessen."""
+    rows = []
+    for cell in data["cells"]:
+        runs = [cell["runs"][f"{grouping}, {PAPERS}"] for grouping in GROUPINGS]
+        if all(runs):
+            needed = [number(run["lookups_per_token"], 3) for run in runs]
+            less = number(100 * (1 - runs[2]["lookups_per_token"] / runs[0]["lookups_per_token"]), 1)
+            rows.append([cell["model"], label(cell), f"{cell['slots']} / {cell['batch']}", *needed, f"{less} %"])
+    columns = ["model", "data", "slots / batch", *GROUPINGS, "fewer"]
+    return Sheet("Experts looked up a token", columns, rows, long=True)
+
+
+def _everything(data: Data) -> Sheet:
+    rows = [
+        [cell["model"], label(cell), f"{cell['slots']} / {cell['batch']}",
+         *(interval(ratio(cell, *pair)) for pair in COLUMNS.values())]
+        for cell in data["cells"]
+    ]  # fmt: skip
+    columns = ["model", "data", "slots / batch", *COLUMNS]
+    return Sheet("The scheduler, on over off, by pipeline", columns, rows, long=True)
+
+
+TITLE = "The token scheduler and its pipelines"
+EXPERIMENT = Experiment(240, "expertflow-scheduler", TITLE, __doc__, measure, sheets, paper=EXPERTFLOW)

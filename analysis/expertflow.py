@@ -1,0 +1,105 @@
+"""ExpertFlow and its rivals, as its experiments compare them.
+
+Where a trace carries no predictions, an oracle stands in for the predictor: it is right as often as the paper says that
+its own is. Tokens are not regrouped there, since that needs predictions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from analysis.entries import having
+from analysis.experiment import Data
+from analysis.jackknife import compared, fought
+from analysis.options import ExperimentOptions
+from analysis.pages.sheets import NOTHING, interval, number
+from analysis.published import Claim
+from analysis.services import Service, Way, designs
+
+OURS, ENGINE = "expertflow", "expertflow, no scheduler"
+ASSUMED = 0.9
+"""The oracle's accuracy: "over 90 % in most cases"."""
+SCHEDULER = {"regroup": "kmeans", "pipeline": "dual-batch"}
+"""The scene of the paper's form: two pairs of batches in flight, whose tokens are regrouped."""
+
+
+def policy(service: Service, **parameters: Any) -> str:
+    """The cache engine with the predictor of a service, or the oracle, as it is typed."""
+    name, given = ("expertflow", {}) if service.in_domain is not None else ("expertflow-oracle", {"accuracy": ASSUMED})
+    return ",".join([name, *(f"{key}={value}" for key, value in (given | parameters).items())])
+
+
+def ours(service: Service) -> dict[str, Way]:
+    """The paper's form, and the same without its scheduler."""
+    engine = Way.of(policy(service))
+    whole = Way.of(policy(service), **SCHEDULER) if service.in_domain is not None else engine
+    return {OURS: whole, ENGINE: engine}
+
+
+RIVALS = ("cache-moe", "cache-moe, code", "lru", "se-moe", "se-moe, equal bytes", "pregated-moe", "all-in-gpu")
+
+
+def rivals() -> dict[str, Way]:
+    """The paper's baselines. SE-MoE's ring holds two layers, whatever the slots; at equal bytes it runs in waves."""
+    return {
+        "cache-moe": Way.of("cache-moe"),
+        "cache-moe, code": Way.of("cache-moe,speculate=0,writeback=true"),
+        "se-moe": Way.of("se-moe,memory=own"),
+        "se-moe, equal bytes": Way.of("se-moe"),
+        "pregated-moe": Way.of("pregated-moe"),
+        "lru": Way.of("lru,scope=layer"),
+        "all-in-gpu": Way.of("all-in-gpu"),
+    }
+
+
+Place = tuple[Service, int, int]
+"""A service, its slots a layer and its batch."""
+
+
+def contest(
+    places: Sequence[Place], ways: Callable[[Service], Mapping[str, Way]], pairs: Sequence[tuple[str, str]],
+    options: ExperimentOptions, what: str, metric: str = "throughput",
+) -> list[Data]:  # fmt: skip
+    """The ways at every place: all runs, and ratios of those of ``pairs`` that ran there. Raises InputError."""
+    bouts = [designs(one.place(options, slots, batch), ways(one)) for one, slots, batch in places]
+    cells = []
+    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, what), strict=True):
+        there = [(mine, over) for mine, over in pairs if mine in ran and over in ran and mine != over]
+        ratios = [{"ours": m, "over": o} | compared(metric, ran[m], ran[o]).to_json() for m, o in there]
+        runs = {name: found and found.to_json() for name, found in ran.items()}
+        cells.append(one.to_json() | {"slots": slots, "batch": batch, "runs": runs, "ratios": ratios})
+    return cells
+
+
+def ratio(cell: Data, mine: str, over: str) -> Data:
+    """What a cell has of one pair; without a value where that did not run there."""
+    found = having(cell["ratios"], ours=mine, over=over)
+    return found[0] if found else {"value": None, "low": None, "high": None}
+
+
+def made(options: ExperimentOptions) -> Data:
+    """Where data comes from, without the cache size: experiments choose the slots."""
+    return {key: value for key, value in options.made().items() if key != "cache"}
+
+
+def label(cell: Data) -> str:
+    """The data set of a cell, and how its routes are predicted."""
+    how = {None: f"oracle {ASSUMED}", True: "same domain", False: "other domain"}
+    return f"{cell['data']} ({how[cell['in_domain']]})"
+
+
+def at_claim(claim: Claim, cells: Sequence[Data]) -> list[Data]:
+    """The cells that a claim speaks of: of its model, slots and batch, as far as it names them.
+
+    Data sets are not the paper's own, so a claim is held against those of the same kind: the predictor's own data set,
+    or another.
+    """
+    wanted = {key: value for key in ("slots", "batch") if (value := getattr(claim, key)) is not None}
+    return having(cells, model=claim.model, **wanted)
+
+
+def shown(ratios: Sequence[Data]) -> str:
+    """One ratio with its interval, or the range of several."""
+    values = [one["value"] for one in ratios if one["value"] is not None]
+    if len(ratios) == 1:
+        return interval(ratios[0])
+    return f"{number(min(values))} to {number(max(values))}" if values else NOTHING
