@@ -36,6 +36,10 @@ class PredictionCosts(Lookups, Profile):
     """What reports call it."""
     description: str = ""
     """The way of predicting in a few words."""
+    path_us: Number = Figure(
+        value=2500, source="assumed: 230 kernels of the published net, 11 us each as those of network_us"
+    )
+    """Microseconds that one pass of a path predictor takes, a token of each sequence, beside reading its weights."""
     regroup_us: Number = Figure(value=210, source=_REGROUPED, measured=True)
     """Microseconds that splitting the tokens of two batches takes (``sim.schedules.grouping``), whatever their size."""
     regroup_ns: Number = Figure(value=3.6, source=_REGROUPED, measured=True)
@@ -99,8 +103,15 @@ class PredictionCosts(Lookups, Profile):
         """A forward pass of ``rows`` through a net of so many weights; 0 for a net without any."""
         if not parameters or not rows:
             return 0
+        return self._pass_ns(hardware, self.network_us, parameters, rows)
+
+    def path_ns(self, hardware: Hardware, parameters: int, rows: int) -> int:
+        """The same of a path predictor, a T5 that launches many times as much."""
+        return self._pass_ns(hardware, self.path_us, parameters, rows) if parameters and rows else 0
+
+    def _pass_ns(self, hardware: Hardware, fixed: Figure, parameters: int, rows: int) -> int:
         wait = hardware.software.route_wait_us.value * 1e3 if self.where == "host" else 0.0
-        return _whole(wait + self._block(hardware, self.network_us, parameters, 2 * parameters * rows))
+        return _whole(wait + self._block(hardware, fixed, parameters, 2 * parameters * rows))
 
     def regroup_time_ns(self, tokens: int, experts: int) -> int:
         """Splitting so many tokens of two batches by their routes over so many experts of all layers, on the host."""

@@ -158,7 +158,7 @@ class CacheEngine(Policy):
         given, setting = self.parameters, self.setting
 
         def network_ns(rows: int, point: int) -> int:
-            return setting.software.network_ns(setting.hardware, weights, rows) if given.charge != "free" else 0
+            return setting.software.path_ns(setting.hardware, weights, rows) if given.charge != "free" else 0
 
         each = each_step(view, [0], network_ns, critical=given.charge != "beside", before_demands=given.correction)
         return replace(each, ahead=given.charge == "step")

@@ -159,7 +159,7 @@ def _preparation(scene: Scene, plan: Plan) -> Preparation | None:
     experts = scene.trace.n_layers * scene.trace.n_experts
     found = preparation(
         scene.trace, scene.work.schedule, scene.pipeline, plan, regroups=scene.regroup in BY_PREDICTION,
-        predict_ns=lambda rows: scene.software.network_ns(scene.hardware, weights, rows),
+        predict_ns=lambda rows: scene.software.path_ns(scene.hardware, weights, rows),
         schedule_ns=lambda rows: scene.software.regroup_time_ns(rows, experts),
     )  # fmt: skip
     if found is not None:

@@ -140,7 +140,7 @@ def bench(
             f"{one['prefill_us']:,.0f} us a prompt of {prompt_tokens}"
         )
     print(
-        f"[network_us]\nvalue = {found[0]['step_us']}\n"
+        f"[path_us]\nvalue = {found[0]['step_us']}\n"
         f'source = "path predictor of {stored.record["parameters"]:,} weights, one step of batch {found[0]["batch"]} '
         f'on {where}"\nmeasured = true'
     )

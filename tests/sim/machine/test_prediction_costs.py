@@ -35,7 +35,10 @@ def test_both_are_built_in_and_say_where_figures_are_from() -> None:
     for name, where in (("fast", "gpu"), ("paper", "host")):
         software = PredictionCosts.load(name)
         assert (software.name, software.where) == (name, where)
-        assert all(figure.measured and len(figure.source) > 20 for _, figure in software if hasattr(figure, "measured"))
+        figures = {name: figure for name, figure in software if hasattr(figure, "measured")}
+        assert all(len(figure.source) > 20 for figure in figures.values())
+        assumed = {name for name, figure in figures.items() if not figure.measured}
+        assert assumed == ({"path_us"} if name == "fast" else set())
 
 
 def test_what_was_measured_is_what_is_charged() -> None:
@@ -59,6 +62,13 @@ def test_the_host_by_hand() -> None:
     # Two iterations of 100 x 8 with 3 centres: 0.8 us by bytes, 2 x 800 x 4 FLOPs are 0.8 us too.
     assert software.cluster_ns(machine, 100, 8, 3, 2) == wait + machine.copy_ns(3200) + 2 * 3_800
     assert software.network_ns(machine, 1000) == wait + 2_000 + 1_000
+    figures = {"path_us": 7, "regroup_us": 3, "regroup_ns": 2}
+    given = {name: {"value": value, "source": "toy"} for name, value in figures.items()}
+    other = PredictionCosts.model_validate(software.model_dump() | given)
+    assert other.path_ns(machine, 1000, 1) == wait + 7_000 + 1_000
+    assert other.path_ns(machine, 1000, 8) == wait + 7_000 + 2_000, "16,000 FLOPs"
+    assert other.path_ns(machine, 0, 8) == other.path_ns(machine, 1000, 0) == 0
+    assert other.regroup_time_ns(10, 40) == 3_000 + 800
     assert (software.load_ns(machine, 10**9), software.table_bytes(10**9)) == (0, 0)
 
 
