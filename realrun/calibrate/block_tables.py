@@ -21,6 +21,8 @@ class Blocks:
         self.machine, self.thorough, self.source = machine, thorough, source
         self.least_ffn: list[Timing] = []
         self.least_layer: list[Timing] = []
+        self.eager_ffn: list[Timing] = []
+        self.eager_layer: list[Timing] = []
         self.details: dict[str, Table] = {"ffn_us": {}, "layer_us": {}}
 
     def ffns(self, found: Sequence[UsedFfn]) -> list[Table]:
@@ -31,6 +33,7 @@ class Blocks:
     def _ffn(self, used: UsedFfn, times: FfnTimes) -> Table:
         ffn = used.ffn
         self.least_ffn.append(times.charged[min(times.charged)])
+        self.eager_ffn += times.others.get("eager", {}).values()
         ways = {"times": times.charged, **({"waited": times.waited} if times.waited else {}), **times.others}
         self.details["ffn_us"][f"{ffn.hidden} x {ffn.width}"] = {name: spread(way) for name, way in ways.items()}
         sizes = {"hidden": ffn.hidden, "width": ffn.width, "matrices": ffn.matrices}
@@ -49,6 +52,7 @@ class Blocks:
         """One entry of the profile's ``layer``."""
         times = layer_times(self.machine, model, self.thorough.contexts, self.thorough.prompts)
         self.least_layer.append(min(times.decode.values(), key=lambda t: t.ns))
+        self.eager_layer.append(times.launched[min(times.launched)])
         hidden, shape, experts = kind(model)
         self.details["layer_us"][f"{hidden}, {shape}, {experts}"] = _layer_spreads(times)
         sizes = {"hidden": hidden, "attention": shape, "experts": experts}

@@ -74,6 +74,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], thorough: Thoroughn
         profile["ffn"] = ffn_tables(parts, blocks, models)
         profile["layer"] = layer_tables(parts, blocks, models)
     profile["software"] = _software(starts, blocks, source)
+    if blocks.eager_ffn and blocks.eager_layer:
+        profile["eager"] = _eager(starts, blocks, source)
     loops: dict[str, LoopTimes] = {}
     if machine.cuda:
         loops = _loops(parts, models, profile, source)
@@ -155,6 +157,18 @@ def _software(starts: Launches, blocks: Blocks, source: str) -> Table:
         "operation_us": figure(starts.graphed.ns / 1e3, f"one small kernel in a graph; {source}"),
         "expert_floor_us": figure(ffn / 1e3, f"the shortest FFN that was timed; {source}"),
         "layer_floor_us": figure(layer / 1e3, f"the shortest layer that was timed; {source}"),
+        "route_wait_us": figure(starts.wait.ns / 1e3, f"host waits for one kernel, then launches the next; {source}"),
+        "waits_for_route": True,
+    }
+
+
+def _eager(starts: Launches, blocks: Blocks, source: str) -> Table:
+    """The same of kernels that Python launches one after the other, on the same machine."""
+    return {
+        "kind": "eager",
+        "operation_us": figure(starts.kernel.ns / 1e3, f"one small kernel in a row of launched ones; {source}"),
+        "expert_floor_us": figure(min(t.ns for t in blocks.eager_ffn) / 1e3, f"the shortest launched FFN; {source}"),
+        "layer_floor_us": figure(min(t.ns for t in blocks.eager_layer) / 1e3, f"the shortest launched layer; {source}"),
         "route_wait_us": figure(starts.wait.ns / 1e3, f"host waits for one kernel, then launches the next; {source}"),
         "waits_for_route": True,
     }

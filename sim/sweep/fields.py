@@ -41,7 +41,8 @@ def figures(profile: str) -> tuple[str, ...]:
 
 def _figures(table: type[BaseModel], prefix: str) -> list[str]:
     found = []
-    for name, field in table.model_fields.items():
+    for own, field in table.model_fields.items():
+        name = field.alias or own
         kinds = [kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
         for kind in kinds:
             if issubclass(kind, Figure | Curve):

@@ -37,6 +37,8 @@ class Range:
     name: str
     figures: dict[str, tuple[float, float]]
     source: str
+    loop: str = ""
+    """The kind of loop whose figures these are; empty: of any."""
 
 
 @cache
@@ -53,7 +55,8 @@ def assumed(hardware: Hardware) -> set[str]:
     found: set[str] = set()
 
     def look(table: Any, prefix: str) -> None:
-        for name, value in table:
+        for own, about in type(table).model_fields.items():
+            name, value = about.alias or own, getattr(table, own)
             if isinstance(value, Figure | Curve):
                 found.update([f"{prefix}{name}"] if value.source.startswith("assumed") else [])
             elif hasattr(value, "model_fields_set"):
@@ -82,7 +85,7 @@ def varied(every: Iterable[tuple[str, Design]]) -> Iterator[Varied]:
             continue
         open_to = assumed(machine) - {figure for figure, _ in design.changes("hardware")}
         for one in ranges():
-            if open_to.issuperset(one.figures):
+            if one.loop in ("", machine.software.kind) and open_to.issuperset(one.figures):
                 for place, end in enumerate(_ENDS):
                     ends = {f"hardware.{name}": f"x{factors[place]:g}" for name, factors in one.figures.items()}
                     yield Varied(one, end, key, Design(dict(design.fields) | ends))

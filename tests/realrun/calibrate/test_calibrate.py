@@ -19,7 +19,7 @@ from realrun.calibrate.layer_times import charged, in_bf16, kind, layer_times, l
 from realrun.calibrate.lookup_costs import lookup_costs
 from realrun.calibrate.loop_times import LoopTimes, loop_times, without_loop
 from realrun.calibrate.machine import Machine
-from realrun.calibrate.machine_profile import _loops, _rounded, _software, calibrate, calibrate_command
+from realrun.calibrate.machine_profile import _eager, _loops, _rounded, _software, calibrate, calibrate_command
 from realrun.calibrate.parts import Parts
 from realrun.calibrate.products import launches
 from realrun.calibrate.profile_text import to_toml
@@ -197,12 +197,16 @@ def test_what_only_a_gpu_is_asked_for_makes_a_profile_too(profile: str, monkeypa
     parts, blocks = Parts(machine), Blocks(machine, TINY, "seen")
     tables["ffn"] = ffn_tables(parts, blocks, [TINY_MOE])
     tables["layer"] = layer_tables(parts, blocks, [TINY_MOE])
+    tables["software"]["kind"], tables["eager"] = "CUDA graphs", _eager(launches(machine), blocks, "seen")
     details = _loops(parts, [TINY_MOE], tables, "seen")
     details = _loops(parts, [TINY_MOE], tables, "seen", details)
     assert not parts.left_out
     found, costs = Hardware.from_dict(tables), Costs(TINY_MOE, Hardware.from_dict(tables))
     assert details.keys() == {TINY_MOE.name}
     assert costs.expert_ns(1) == found.ffn[0].points[0][1]
+    eager = found.driven_by("eager")
+    assert eager.software == found.eager and eager.software.measured and not eager.ffn
+    assert eager.software.expert_floor_us.value * 1e3 == pytest.approx(min(t.ns for t in blocks.eager_ffn), rel=1e-3)
     waits = costs.awaited_ns(np.array([1, 2, 4]), np.zeros(3, np.int64))
     assert waits is not None and waits[1:].tolist() == [ns for _, ns in found.ffn[0].waited.points]
     assert waits[0] == costs.expert_ns(1) + costs.awaited_extra_ns

@@ -20,10 +20,11 @@ from tests.sim.sweep.test_rows import design
 @pytest.mark.parametrize("name", builtin_hardware())
 def test_every_figure_that_a_built_in_profile_assumes_has_a_range_within_which_it_is_valid(name: str) -> None:
     known = {figure for one in ranges() for figure in one.figures}
-    assert assumed(Hardware.load(name)) <= known
-    for one in varied([("", design(trace="a.npz", hardware=name))]):
-        assert hardware_of(Assembly(name), one.design.changes("hardware")).name != name
-    assert all(low < 1 < high for one in ranges() for low, high in one.figures.values())
+    assert assumed(Hardware.load(name)) | assumed(Assembly(name, "graphs").load()) <= known
+    for loop in (None, "graphs"):
+        for one in varied([("", design(trace="a.npz", hardware=name, loop=loop))]):
+            assert hardware_of(Assembly(name, loop), one.design.changes("hardware")).name != name
+    assert all(0 <= low < 1 < high for one in ranges() for low, high in one.figures.values())
 
 
 def test_a_figure_that_the_sweep_sets_itself_is_not_varied() -> None:
@@ -72,5 +73,5 @@ def test_the_command_replays_each_design_at_both_ends(
     status, out, _ = said("sweep", trace, "-o", tmp_path / "out", "--vary", *axes, "--sensitivity")
     assert status == 0 and "link rate" in out and "arXiv 2410.22134" in out
     frame = read_table(tmp_path / "out", "sensitivity")
-    assert len(frame) == 4 * 2 * len(ranges())
+    assert len(frame) == 4 * 2 * sum(one.loop in ("", "eager") for one in ranges())
     assert (frame.status == "ok").sum() == len(frame) / 2
