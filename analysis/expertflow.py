@@ -15,7 +15,7 @@ from analysis.pages.sheets import NOTHING, interval, number
 from analysis.published import Claim
 from analysis.services import Service, Way, designs
 
-OURS, ENGINE = "expertflow", "expertflow, no scheduler"
+OURS, ENGINE, CODE = "expertflow", "expertflow, no scheduler", "expertflow, code"
 ASSUMED = 0.9
 """The oracle's accuracy: "over 90 % in most cases"."""
 SCHEDULER = {"regroup": "kmeans", "pipeline": "dual-batch"}
@@ -29,10 +29,10 @@ def policy(service: Service, **parameters: Any) -> str:
 
 
 def ours(service: Service) -> dict[str, Way]:
-    """The paper's form, and the same without its scheduler."""
+    """The paper's form, the same without its scheduler, and its published code, whose predictions are made before."""
     engine = Way.of(policy(service))
     whole = Way.of(policy(service), **SCHEDULER) if service.in_domain is not None else engine
-    return {OURS: whole, ENGINE: engine}
+    return {OURS: whole, ENGINE: engine, CODE: Way.of(policy(service, code="true"))}
 
 
 RIVALS = ("cache-moe", "cache-moe, code", "lru", "se-moe", "se-moe, equal bytes", "pregated-moe", "all-in-gpu")

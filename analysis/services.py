@@ -3,7 +3,7 @@
 The paper's words are CS for slots a layer and BS for sequences that decode together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,10 +99,14 @@ def _service(model: ModelTraces, data: str, sources: tuple[Source, ...]) -> Serv
 
 @dataclass(frozen=True)
 class Way:
-    """A policy and what of the scene is its own: its memory, its order of steps, its link."""
+    """A policy and what of the scene is its own: its memory, its order of steps, its link, its batch.
+
+    ``times`` is by how much its batch is larger than that of the place.
+    """
 
     policy: NamedPolicy
     scene: Mapping[str, Any] = field(default_factory=dict)
+    times: int = 1
 
     @staticmethod
     def of(policy: str, **scene: Any) -> "Way":
@@ -110,6 +114,9 @@ class Way:
         return Way(NamedPolicy.of(policy), scene)
 
 
-def designs(place: SceneOptions, ways: Mapping[str, Way] | Iterable[tuple[str, Way]]) -> dict[str, Design]:
+def designs(place: SceneOptions, ways: Mapping[str, Way]) -> dict[str, Design]:
     """The ways at one place, by name."""
-    return {name: Design(replace(place, **way.scene), way.policy) for name, way in dict(ways).items()}
+    return {
+        name: Design(replace(place, batch=place.batch * way.times, **way.scene), way.policy)
+        for name, way in ways.items()
+    }

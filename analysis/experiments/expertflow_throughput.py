@@ -3,13 +3,14 @@
 Models, data sets, slots a layer and batches are the paper's, as far as it names them; the card is an A40. *Expertflow*
 is the paper's form: a net predicts whole paths, two pairs of batches are in flight, their tokens are regrouped by
 predicted paths, and slots are shared out by predicted need. *No scheduler* leaves tokens in the batches in which they
-came. Where a trace carries no predictions, an oracle stands in that is right in 90 %, and there is no scheduler.
+came. *Code* is what the published code does: slots split evenly, a layer that waits for all that is on its way to it,
+no correction, and predictions that were made beforehand. Where a trace carries no predictions, an oracle stands in that
+is right in 90 %, and there is no scheduler.
 
 Rivals: *cache-moe* is the paper of Mixtral-offloading, an LRU cache a layer and what the next layer's gate names; its
 published *code* has the cache alone and copies the expert that leaves back to the host. *Lru* is that cache without
-copying back. *Se-moe* has memory for two whole layers, whatever the slots;
-at *equal bytes* it copies a layer in waves. *Pregated-moe* is told the next layer's routes: its model was trained for
-that. *All-in-gpu* ignores the slots.
+copying back. *Se-moe* has memory for two whole layers, whatever the slots; at *equal bytes* it copies a layer in waves.
+*Pregated-moe* is told the next layer's routes: its model was trained for that. *All-in-gpu* ignores the slots.
 """
 
 from analysis.contest import verdict
