@@ -73,14 +73,14 @@ class EngineParameters(Parameters):
     """false asks for nothing ahead in decode, so that eviction is left alone."""
     charge: Literal["step", "beside", "free"] = "step"
     """the step waits for a prediction; or only its requests do; or it costs nothing."""
-    code: bool = Field(default=False, strict=True)
+    code: bool = False
     """share slots out, copy and evict as the published code does, not as the paper says."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_published(cls, given: Any) -> Any:
         """The code splits slots evenly and reads predictions beforehand, unless a person says otherwise."""
-        code = isinstance(given, dict) and given.get("code") is True
+        code = isinstance(given, dict) and str(given.get("code")).lower() == "true"  # as typed, or as Python has it
         return {"plec": False, "correction": False, "charge": "free"} | given if code else given
 
 
