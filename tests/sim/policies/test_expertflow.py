@@ -193,7 +193,7 @@ def test_correction_gains_more_often_than_it_loses() -> None:
     ratios = []
 
     @given(worlds(prefill=False))
-    @settings(max_examples=150)
+    @settings(max_examples=100)
     def ran(world: World) -> None:
         ends = []
         for correction in (True, False):
@@ -235,8 +235,12 @@ def test_batches_conserve_activations_and_one_sequence_is_a_batch_of_one(world: 
 
 
 def test_a_trace_without_predictions_is_refused_with_the_command_that_makes_them() -> None:
+    here = scene(LAW, learns=False)
+    bare = dataclasses.replace(here, trace=dataclasses.replace(here.trace, predicted_experts=None, predicted_probs=None))
     with pytest.raises(InputError, match=r"no array predicted_experts.*`python -m traces predictor predict`"):
-        prepare(scene(LAW, learns=False), "expertflow")
+        prepare(bare, "expertflow")
+    with pytest.raises(InputError, match=r"no array predicted_experts.*`python -m traces predictor predict`"):
+        View(bare.trace, bare.work).predicted()
 
 
 @given(worlds())
