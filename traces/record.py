@@ -11,19 +11,26 @@ import os
 import queue
 import random
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ground.errors import InputError
 from ground.files import atomic_path
-from ground.progress import Watch
+from ground.progress import Watch, say
 from traces.capture.prompts import read_prompts
-from traces.convert.forms.answers import exchanges, requests_of
+from traces.convert.cleaning import trace_of
+from traces.convert.forms.answers import exchanges, requests_of, with_model
 from traces.convert.kinds import Given, convert_files
+from traces.convert.request import Record
+from traces.models.spec import ModelSpec
 from traces.trace import Trace
 
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -120,53 +127,77 @@ def _served(asking: Asking) -> str:
 
 
 def _ask_all(prompts: list[_Prompt], of: int, log: Path, asking: Asking, given: Given) -> None:
-    """Ask for all of these; raises InputError, once the others have been asked, if some could not be answered."""
+    """Ask for all of these; raises InputError, once those under way have been answered, if some could not be used."""
     todo: queue.SimpleQueue[_Prompt] = queue.SimpleQueue()
-    came: queue.SimpleQueue[tuple[_Prompt, Any]] = queue.SimpleQueue()
+    came: queue.SimpleQueue[tuple[_Prompt, Any] | None] = queue.SimpleQueue()
     stop = threading.Event()
     for prompt in prompts:
         todo.put(prompt)
-    for _ in range(min(asking.concurrency, len(prompts))):
+    workers = min(asking.concurrency, len(prompts))
+    for _ in range(workers):
         threading.Thread(target=_worker, args=(todo, came, asking, stop), daemon=True).start()
-    failed: list[str] = []
-    shapes: set[tuple[int, ...]] = set()
+    kept = _Kept(asking, given)
     try:
         with Watch(f"record {asking.server}") as watch, log.open("ab") as file:
-            for count in range(len(prompts)):
-                prompt, answer = came.get()
-                entry: dict[str, Any] = {"key": prompt.key, "request": prompt.body, "domain": prompt.domain}
-                if isinstance(answer, Exception):
-                    failed.append(f"prompt {prompt.number}: {_words(answer)}")
-                    if isinstance(answer, urllib.error.HTTPError) and answer.code in (401, 403, 404):
-                        raise InputError(f"{asking.address}/{prompt.place}: {_words(answer)}")
-                    if isinstance(answer, _Refused):
-                        _append(file, entry | {"error": str(answer)})
-                elif wrong := _wrong(prompt, entry | {"response": answer}, given, shapes):
-                    _append(file, entry | {"error": wrong, "refused": answer})
-                    raise InputError(f"{wrong} (the answer is kept in {log})")
-                else:
-                    _append(file, entry | {"response": answer})
-                watch.at((of - len(prompts) + count + 1) / of, f"{count + 1} answers, {len(failed)} failed")
+            while workers:
+                if (one := came.get()) is None:
+                    workers -= 1
+                    continue
+                _append(file, kept.entry(*one))
+                if kept.wrong and not stop.is_set():
+                    say(f"{kept.wrong}: waiting for the requests that are under way")
+                    stop.set()
+                done = kept.answers + len(kept.failed)
+                watch.at((of - len(prompts) + done) / of, f"{kept.answers} answers, {len(kept.failed)} failed")
     finally:
         stop.set()
-    if failed:
+    if kept.wrong:
+        raise InputError(f"{kept.wrong} (answers are kept in {log})")
+    if kept.failed:
         raise InputError(
-            f"{len(failed)} of {of} prompts were not answered, first {failed[0]}; the other answers are in {log}: the "
-            "same command asks for the missing ones"
+            f"{len(kept.failed)} of {of} prompts were not answered, first {kept.failed[0]}; the other answers are in "
+            f"{log}: the same command asks for the missing ones"
         )
 
 
+class _Kept:
+    """What has come of all prompts so far, and what the log says of each."""
+
+    def __init__(self, asking: Asking, given: Given) -> None:
+        self._asking, self._given = asking, given
+        self._shapes: set[tuple[int, ...]] = set()
+        self.answers = 0
+        self.failed: list[str] = []
+        self.wrong = ""  # why no more need be asked
+
+    def entry(self, prompt: _Prompt, answer: Any) -> dict[str, Any] | None:
+        """What goes into the log: nothing of a request that may be sent again."""
+        entry: dict[str, Any] = {"key": prompt.key, "request": prompt.body, "domain": prompt.domain}
+        if isinstance(answer, Exception):
+            self.failed.append(f"prompt {prompt.number}: {_words(answer)}")
+            if isinstance(answer, urllib.error.HTTPError) and answer.code in (401, 403, 404):
+                self.wrong = self.wrong or f"{self._asking.address}/{prompt.place}: {_words(answer)}"
+            return entry | {"error": str(answer)} if isinstance(answer, _Refused) else None
+        self.answers += 1
+        whole = entry | {"response": answer}
+        if wrong := _wrong(prompt, whole, self._given, self._shapes):
+            self.wrong = self.wrong or wrong
+            return entry | {"error": wrong, "refused": answer}
+        if self.answers == 1:
+            self.wrong = self.wrong or _foreseen(prompt, whole, self._given)
+        return whole
+
+
 def _worker(
-    todo: "queue.SimpleQueue[_Prompt]", came: "queue.SimpleQueue[tuple[_Prompt, Any]]", asking: Asking,
+    todo: "queue.SimpleQueue[_Prompt]", came: "queue.SimpleQueue[tuple[_Prompt, Any] | None]", asking: Asking,
     stop: threading.Event,
 ) -> None:  # fmt: skip
-    """Ask for one prompt after another, each as often as it may fail."""
-    while not stop.is_set():
-        try:
+    """Ask for one prompt after another, each as often as it may fail; at the end say that this was all."""
+    with suppress(queue.Empty):
+        while not stop.is_set():
             prompt = todo.get_nowait()
-        except queue.Empty:
-            return
-        came.put((prompt, _persistent(prompt, asking, stop)))
+            came.put((prompt, _persistent(prompt, asking, stop)))
+    came.put(None)
 
 
 def _persistent(prompt: _Prompt, asking: Asking, stop: threading.Event) -> Any:
@@ -195,9 +226,10 @@ def _exchange(asking: Asking, place: str, body: dict[str, Any] | None) -> dict[s
         headers["Authorization"] = f"Bearer {os.environ.get(asking.key_variable, '')}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{asking.address}/{place}", data, headers)
+    started = time.monotonic()
     try:
         with urllib.request.urlopen(request, timeout=asking.timeout) as response:
-            answer = json.load(response)
+            answer = json.loads(_body(response, started + asking.timeout))
     except urllib.error.HTTPError as error:
         if error.code in (400, 413, 422):
             reason = error.read(300).decode("utf-8", "replace")
@@ -208,21 +240,53 @@ def _exchange(asking: Asking, place: str, body: dict[str, Any] | None) -> dict[s
     return answer
 
 
+def _body(response: http.client.HTTPResponse, until: float) -> bytes:
+    """All that a server sends; raises TimeoutError if it is not whole by then, however steadily it comes."""
+    parts = []
+    while part := response.read1(2**20):
+        parts.append(part)
+        if time.monotonic() > until:
+            raise TimeoutError
+    return b"".join(parts)
+
+
 def _wrong(prompt: _Prompt, entry: dict[str, Any], given: Given, shapes: set[tuple[int, ...]]) -> str:
     """Why an answer cannot be used, in a line; empty where it can. ``shapes`` has that of the answers before."""
     where = f"prompt {prompt.number}"
     try:
         for exchange in exchanges(entry, where):
+            model = with_model(exchange, given).recorded
             for request in requests_of(exchange, given):
-                shapes.add(request.routes.shape[1:])
-                if len(shapes) > 1:
+                if request.routes.shape[1:] not in (shapes or {request.routes.shape[1:]}):
                     return f"{where}: routes of (layers, k) {request.routes.shape[1:]}, others have another shape"
+                if model is not None and model.spec is not None and (odd := _beyond(request.routes, model.spec)):
+                    return f"{where}: expert {odd}, expected 0 to {model.spec.experts - 1} of {model.name}"
+                shapes.add(request.routes.shape[1:])
     except InputError as error:
         return str(error)
     return ""
 
 
-def _append(file: Any, entry: dict[str, Any]) -> None:
+def _beyond(routes: np.ndarray, spec: ModelSpec) -> int:
+    """An id that is neither an expert's of the model nor filler; 0 where there is none. Shared experts stand last."""
+    ids = routes[:, :, : spec.top_k]
+    odd = ids[(ids >= spec.experts) & ~np.isin(ids, (255, np.iinfo(ids.dtype).max))]
+    return int(odd[0]) if len(odd) else 0
+
+
+def _foreseen(prompt: _Prompt, entry: dict[str, Any], given: Given) -> str:
+    """What convert would say of all answers at the end, in a line, told from the first; empty where it takes them."""
+    try:
+        for exchange in exchanges(entry, f"prompt {prompt.number}"):
+            trace_of(Record(list(requests_of(exchange, given))), with_model(exchange, given), "answer")
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _append(file: Any, entry: dict[str, Any] | None) -> None:
+    if entry is None:
+        return
     file.write(json.dumps(entry).encode() + b"\n")
     file.flush()
 

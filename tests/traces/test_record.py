@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from traces.trace import Trace
 
 Behaviour = Callable[[int, int, dict[str, Any]], Any]
 """What a server does about a prompt (its number, how often it came before, the request): an answer, a status, bytes to
-send as they are, or None to hang up."""
+send as they are or little by little, or None to hang up."""
 
 
 class Server:
@@ -47,6 +48,8 @@ class Server:
                 made = behaviour(number, before, body)
                 if isinstance(made, int):
                     self.reply(made, b'{"error": "no"}')
+                elif isinstance(made, Iterator):
+                    self.drip(made)
                 elif made is not None:
                     self.reply(200, made if isinstance(made, bytes) else json.dumps(made).encode())
 
@@ -56,6 +59,13 @@ class Server:
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
+
+            def drip(self, parts: Iterator[bytes]) -> None:
+                with contextlib.suppress(OSError):
+                    self.send_response(200)
+                    self.end_headers()
+                    for part in parts:
+                        self.wfile.write(part)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -168,10 +178,77 @@ def test_a_server_that_lies_about_shapes_is_told_at_once_and_nothing_is_lost(
 
     with pytest.raises(InputError, match=f"prompt 0: .*{words}.*kept in"):
         record(prompts, tmp_path / "o.npz", ask(serve(answer), concurrency=1), given(tmp_path))
-    (kept,) = (tmp_path / "o.npz.answers.jsonl").read_text().splitlines()
-    assert json.loads(kept)["refused"]["choices"] and not (tmp_path / "o.npz").exists()
+    log = [json.loads(line) for line in (tmp_path / "o.npz.answers.jsonl").read_text().splitlines()]
+    assert log[0]["refused"]["choices"] and all("response" in entry for entry in log[1:])
+    assert not (tmp_path / "o.npz").exists()
     honest = serve(lambda number, before, body: vllm_chat(number))
     check(record(prompts, tmp_path / "o.npz", ask(honest), given(tmp_path)))
+    assert len(honest.seen) == 3 - len(log[1:])
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up_too(serve: Any, prompts: Path, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        while not ended.wait(0.05):
+            yield b" "
+
+    server = serve(lambda number, before, body: drip() if number == 1 else vllm_chat(number))
+    with pytest.raises(InputError, match="first prompt 1: no answer in time"):
+        record(prompts, tmp_path / "o.npz", ask(server, timeout=0.5, retries=0), given(tmp_path))
+    ended.set()
+
+
+def test_whatever_goes_wrong_every_prompt_is_in_the_trace_once_and_in_its_place(serve: Any, tmp_path: Path) -> None:
+    chance, lock = random.Random(0), threading.Lock()
+
+    def unreliable(number: int, before: int, body: dict[str, Any]) -> Any:
+        with lock:
+            odd = chance.choice([500, None, b"", b"[1]", 502, "good", "good"])
+        return vllm_chat(number % 3) if odd == "good" or before > 8 else odd
+
+    count = 40
+    (tmp_path / "p.txt").write_text("".join(f"say {number}\n" for number in range(count)))
+    server = serve(unreliable)
+    asking = ask(server, retries=1, concurrency=7, pause=0.0)
+    for _ in range(20):
+        try:
+            trace = record(tmp_path / "p.txt", tmp_path / "o.npz", asking, given(tmp_path))
+            break
+        except InputError as error:
+            assert "prompts were not answered" in str(error)
+    np.testing.assert_array_equal(trace.experts, np.concatenate([TRUTH[number % 3] for number in range(count)]))
+    assert max(server.seen.values()) <= 10 and len(server.seen) == count
+
+
+@pytest.mark.parametrize("odd", ["shape", "expert"])
+def test_an_answer_that_does_not_fit_the_others_or_the_model_is_told_at_once_and_asked_again(
+    odd: str, serve: Any, prompts: Path, tmp_path: Path
+) -> None:
+    def answer(number: int, before: int, body: dict[str, Any]) -> Any:
+        made = vllm_chat(number)
+        ids = TRUTH[number].astype(np.uint8)
+        if number == 1 and not before:
+            ids = ids[:, :3] if odd == "shape" else ids + 7
+            made["choices"][0]["routed_experts"] = npy(ids)
+        return made
+
+    server = serve(answer)
+    words = r"\(layers, k\) \(3, 4\), others" if odd == "shape" else r"expert \d+, expected 0 to 15"
+    with pytest.raises(InputError, match=f"prompt 1: .*{words}.*kept in"):
+        record(prompts, tmp_path / "o.npz", ask(server, concurrency=1), given(tmp_path))
+    check(record(prompts, tmp_path / "o.npz", ask(server), given(tmp_path)))
+    assert server.seen == {0: 1, 1: 2, 2: 1}
+
+
+def test_what_convert_would_say_at_the_end_is_said_after_the_first_answer_which_is_kept(
+    serve: Any, prompts: Path, tmp_path: Path
+) -> None:
+    server = serve(lambda number, before, body: vllm_chat(number))
+    with pytest.raises(InputError, match="5 layers, top-4 is of no known model, expected --model"):
+        record(prompts, tmp_path / "o.npz", ask(server, concurrency=1))
+    check(record(prompts, tmp_path / "o.npz", ask(server, concurrency=1), given(tmp_path)))
+    assert set(server.seen.values()) == {1}
 
 
 def test_a_request_that_the_server_refuses_is_noted_and_the_others_stay(

@@ -11,9 +11,10 @@ from ground.output import written
 from ground.tables import Parts
 from ground.text import as_is
 from traces.statistics.marked_document import between_marks, markdown
-from traces.statistics.published import held_against
+from traces.statistics.published import held_against, models
 from traces.trace import Trace
 
+_FEWEST_ROWS = 1000  # of which shares are no chance
 _NAMES = {
     "first_repeated": "first choice repeated",
     "first_or_second_repeated": "first or second repeated",
@@ -48,6 +49,17 @@ def show(
         print_tables(result, Console(highlight=False, markup=False))
 
 
+def verdicts(trace: Trace) -> str | None:
+    """How many figures of a trace lie where its model's do, and which do not; None where nothing can be said of it."""
+    model = trace.meta["model"]["name"]
+    if model not in models() or trace.n_rows < _FEWEST_ROWS:
+        return None
+    judged = [line for line in held_against([trace], model)["judged"] if line["verdict"]]
+    odd = [f"{_title(line)} {line['verdict']}" for line in judged if line["verdict"] != "within"]
+    said = f"{len(judged) - len(odd)} of {len(judged)} figures are as published of {model}"
+    return said + (f"; {', '.join(odd)}" if odd else "") + f" (all: --against {model})" if judged else None
+
+
 def print_tables(result: dict[str, Any], console: Console) -> None:
     """The table, what it is of, and the sources below it."""
     title = f"routing of the traces of {result['model']} against {result['against']}"
@@ -75,7 +87,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     prompt = result["judged_rows"] == "prompt"
     return [
         [
-            ", ".join(filter(None, (_NAMES[line["statistic"]], _place(line)))),
+            _title(line),
             _number(line["found"]) if prompt else "–",
             _number(line["decode"]),
             _number(line["random"]),
@@ -90,6 +102,10 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 def replaced(text: str, result: dict[str, Any]) -> str:
     """The document with this comparison's table between the marks of its model."""
     return between_marks(text, f"against {result['against']}", markdown(_HEADINGS, rows(result)))
+
+
+def _title(line: dict[str, Any]) -> str:
+    return ", ".join(filter(None, (_NAMES[line["statistic"]], _place(line))))
 
 
 def _place(line: dict[str, Any]) -> str:

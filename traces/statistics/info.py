@@ -14,6 +14,7 @@ from ground.text import as_is
 from traces.layer_numbers import listed
 from traces.plausibility import doubts
 from traces.schema import DECODE, PREDICTED, PREFILL
+from traces.statistics.against import verdicts
 from traces.statistics.routing import show_statistics
 from traces.statistics.separation import separation
 from traces.statistics.usage import entropy, expert_counts, reuse, shares
@@ -29,7 +30,8 @@ def describe(trace: Trace) -> dict[str, Any]:
     ``entropy_bits`` is the Shannon entropy of how often each expert of a layer is used, over all rows: minimum, mean
     and maximum over layers, with log2(E), which uniform routing reaches. ``reused`` is the share of a decode token's
     experts that the previous decode token of its sequence took in the same layer, mean over layers.
-    ``distinct_experts`` counts the (layer, expert) pairs used at least once.
+    ``distinct_experts`` counts the (layer, expert) pairs used at least once. ``published`` says in a line how the
+    routing compares with what is published of the model, None where nothing is.
     """
     counts = expert_counts(trace.experts, trace.n_experts)
     domains: dict[str, dict[str, int]] = {}
@@ -68,6 +70,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         **{key: meta.get(key) for key in ("captured", "text", "decoding", "software", "hardware", "embedding")},
         "converted": meta.get("converted"),
         "notes": list(meta.get("notes", [])),
+        "published": verdicts(trace),
         "doubts": doubts(trace),
     }  # fmt: skip
 
@@ -130,6 +133,7 @@ def _table(fact: dict[str, Any]) -> Table:
         if fact["reused"] is None
         else f"{fact['reused']:.1%} of a decode token's experts were the previous token's (mean over layers)",
         "distinct experts": f"{distinct['used']:,} of {distinct['of']:,} (layer, expert) pairs",
+        "published figures": fact["published"],
     }
     for key in ("captured", "text", "decoding", "software", "hardware", "embedding", "converted"):
         lines[key] = _words(fact[key])

@@ -305,6 +305,28 @@ def test_tensors_of_every_kind_are_read(tmp_path: Path) -> None:
 # --- large records ---
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+def test_reading_and_writing_of_a_large_record_are_shown_to_their_ends(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("traces.convert.kinds._LARGE", 1)
+    monkeypatch.setattr("ground.progress._LOG_SECONDS", -1.0)  # a line each time
+    convert_files(BUILDERS[name](tmp_path), tmp_path / "o.npz", given=given(tmp_path))
+    lines = re.findall(r"^(read|write) .*: (\d+) % after", capsys.readouterr().err, re.MULTILINE)
+    for work in ("read", "write"):
+        shares = [int(share) for what, share in lines if what == work]
+        assert shares == sorted(shares) and len(shares) > 1 and shares[-1] == 100 and min(shares) < 100
+
+
+def test_arrays_inside_a_pickle_lie_in_a_file(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"samples": [{"ids": np.arange(9000)}, {"ids": np.arange(9000)}]}, tmp_path / "x.pt")
+    for sample in read_torch(tmp_path / "x.pt")["samples"]:
+        np.testing.assert_array_equal(sample["ids"], np.arange(9000))
+        assert isinstance(sample["ids"], np.memmap)
+
+
 def test_values_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
     values = [{"a": "x" * n, "b": [1, {"c": "]},["}]} for n in (3, 3_000_000, 0, 1_100_000)]
     for text in (json.dumps(values), "\n".join(map(json.dumps, values)), " ".join(map(json.dumps, values))):

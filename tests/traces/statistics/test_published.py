@@ -13,7 +13,7 @@ from tests.support.records import published as published_record
 from tests.support.strategies import make_trace
 from traces.__main__ import main
 from traces.schema import PREFILL
-from traces.statistics.against import replaced
+from traces.statistics.against import replaced, verdicts
 from traces.statistics.comparison import read_trace
 from traces.statistics.figures import figures, parting
 from traces.statistics.published import PUBLISHED, Limits, held_against, models
@@ -206,3 +206,16 @@ def test_the_command_fills_the_document_whole_or_not_at_all(tmp_path: Path, caps
     text = document.read_text()
     assert text.startswith("before\n<!-- against mixtral-8x7b -->\n| statistic |") and text.endswith("-->\nafter\n")
     assert "old" not in text and text == replaced(text, json.loads(out.read_text("utf-8")))
+
+
+def test_info_says_in_a_line_how_many_figures_are_as_published_and_which_are_not() -> None:
+    trace = Trace.load(REPOSITORY / "traces" / "mixtral_law.npz")
+    judged = [line for line in held_against([trace], "mixtral-8x7b")["judged"] if line["verdict"]]
+    within = sum(line["verdict"] == "within" for line in judged)
+    said = verdicts(trace)
+    assert said is not None and said.startswith(f"{within} of {len(judged)} figures are as published of mixtral-8x7b")
+    trace.experts[:, 15] = [0, 1]
+    assert "first choice repeated, layer 15 above" in str(verdicts(trace))
+    assert verdicts(trace.take(np.array([0]))) is None  # too few rows
+    trace.meta["model"] = trace.meta["model"] | {"name": "toy"}
+    assert verdicts(trace) is None

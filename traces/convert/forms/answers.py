@@ -57,10 +57,15 @@ class _Part:
 
 def requests_of(exchange: Exchange, given: Given) -> Iterator[Request]:
     """The requests of one exchange, one a text; raises InputError."""
-    model = given.model or _model(exchange)
-    asked = given if model == given.model else Given(**given.stated | {"model": model})
+    asked = with_model(exchange, given)
     for part in _parts(exchange):
         yield _request(part, exchange, asked)
+
+
+def with_model(exchange: Exchange, given: Given) -> Given:
+    """What a person says, with the built-in model that the exchange names where the person names none."""
+    model = given.model or _model(exchange)
+    return given if model == given.model else Given(**given.stated | {"model": model})
 
 
 def _model(exchange: Exchange) -> str | None:
