@@ -4,7 +4,7 @@ Where a trace carries no predictions, an oracle stands in for the predictor: it 
 its own is. Tokens are not regrouped there, since that needs predictions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.entries import having
@@ -57,14 +57,17 @@ Place = tuple[Service, int, int]
 
 def contest(
     places: Sequence[Place], ways: Callable[[Service], Mapping[str, Way]], pairs: Sequence[tuple[str, str]],
-    options: ExperimentOptions, what: str, metric: str = "throughput",
+    options: ExperimentOptions, what: str, undrawn: Iterable[str] = (),
 ) -> list[Data]:  # fmt: skip
-    """The ways at every place: all runs, and ratios of those of ``pairs`` that ran there. Raises InputError."""
+    """The ways at every place: all runs, and throughput ratios of those of ``pairs`` that ran there.
+
+    Those in ``undrawn`` have no intervals. Raises InputError.
+    """
     bouts = [designs(one.place(options, slots, batch), ways(one)) for one, slots, batch in places]
     cells = []
-    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, what), strict=True):
+    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, what, undrawn), strict=True):
         there = [(mine, over) for mine, over in pairs if mine in ran and over in ran and mine != over]
-        ratios = [{"ours": m, "over": o} | compared(metric, ran[m], ran[o]).to_json() for m, o in there]
+        ratios = [{"ours": m, "over": o} | compared("throughput", ran[m], ran[o]).to_json() for m, o in there]
         runs = {name: found and found.to_json() for name, found in ran.items()}
         cells.append(one.to_json() | {"slots": slots, "batch": batch, "runs": runs, "ratios": ratios})
     return cells

@@ -15,7 +15,7 @@ it. Where that moves a ratio, its interval is wider than it should be.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -71,9 +71,9 @@ def compared(metric: str, one: Outcome | None, other: Outcome | None) -> Ratio:
     above, below = METRICS[metric](one.report), METRICS[metric](other.report)
     if not above or not below:
         return Ratio(None)
-    pairs = [(a[metric], b[metric]) for a, b in zip(one.draws, other.draws, strict=True)]
+    pairs = [(a[metric], b[metric]) for a, b in zip(one.draws, other.draws, strict=False)]  # either may run once alone
     logs = [float(np.log(a / b)) for a, b in pairs if a and b]
-    if len(logs) < max(2, len(pairs)):
+    if len(logs) < max(2, len(one.draws)):
         return Ratio(above / below)
     width = float(np.exp(_WIDE * np.std(logs, ddof=1)))
     return Ratio(above / below, above / below / width, above / below * width)
@@ -89,32 +89,38 @@ def level(metric: str, one: Outcome) -> dict[str, float | None]:
 
 
 def fought(
-    bouts: Sequence[Bout], workers: int, what: str, draws: Sequence[int] | None = None
+    bouts: Sequence[Bout], workers: int, what: str, undrawn: Iterable[str] = ()
 ) -> list[dict[str, Outcome | None]]:
     """The outcomes of all bouts, by the names of their designs; None where a cache is too small for a policy.
 
-    ``draws`` says how often each bout is repeated, by default DRAWS times. Raises InputError for what a person got
-    wrong.
+    The designs named in ``undrawn`` run once and have no intervals. Raises InputError for what a person got wrong.
     """
-    often = [DRAWS] * len(bouts) if draws is None else draws
-    return spread(_fight, list(zip(bouts, often, strict=True)), workers, what)
+    return spread(partial(_fight, draws=DRAWS, undrawn=frozenset(undrawn)), bouts, workers, what)
 
 
-def _fight(job: tuple[Bout, int]) -> dict[str, Outcome | None]:
-    bout, draws = job
+def _fight(bout: Bout, draws: int, undrawn: frozenset[str]) -> dict[str, Outcome | None]:
     found: dict[str, Outcome | None] = {}
+    ran: dict[str, Outcome | None] = {}  # one that stands under several names runs once
     for name, design in bout.items():
-        # A bout replays often enough for compiling to pay, unless the trace is tiny.
-        lookups = len(_scene(design.scene, None).work.expert) * (draws + 1) * len(bout)
-        engine: Engine = "compiled" if lookups >= SHORT and available() else "auto"
-        try:
-            whole = _report(design, None, engine)
-        except TooSmallError:
-            found[name] = None
-            continue
-        drawn = (_report(design, draw, engine) for draw in range(draws))
-        found[name] = Outcome(design, whole, tuple({name: of(one) for name, of in METRICS.items()} for one in drawn))
+        often = 0 if name in undrawn else draws
+        key = f"{design} {often}"
+        if key not in ran:
+            ran[key] = _outcome(design, often, len(bout))
+        found[name] = ran[key]
     return found
+
+
+def _outcome(design: Design, draws: int, among: int) -> Outcome | None:
+    """The outcome of a design ``among`` so many."""
+    # A bout replays often enough for compiling to pay, unless the trace is tiny.
+    lookups = len(_scene(design.scene, None).work.expert) * (draws + 1) * among
+    engine: Engine = "compiled" if lookups >= SHORT and available() else "auto"
+    try:
+        whole = _report(design, None, engine)
+    except TooSmallError:
+        return None
+    drawn = (_report(design, draw, engine) for draw in range(draws))
+    return Outcome(design, whole, tuple({name: of(one) for name, of in METRICS.items()} for one in drawn))
 
 
 def _report(design: Design, draw: int | None, engine: Engine) -> Report:

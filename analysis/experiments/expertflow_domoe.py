@@ -17,6 +17,8 @@ from analysis.services import Service, Way, services
 from analysis.workloads import loaded
 
 CACHES = ("25%", "50%")
+SHOWN = (1, 4, 16, 32)
+"""Batches."""
 CONTROL = "perfect-lfu"
 
 
@@ -33,7 +35,7 @@ def ways(service: Service) -> dict[str, Way]:
 def measure(options: ExperimentOptions) -> Data:
     """Everything on every data set with embeddings, batch 1 and up."""
     held = [one for one in services(options) if loaded(one.sources[0].path).embeddings is not None]
-    places = [(one, min(one.slots, default=1), batch) for one in held for batch in (1, *one.batches)]
+    places = [(one, min(one.slots, default=1), batch) for one in held for batch in (1, *one.batches) if batch in SHOWN]
     names = list(dict.fromkeys(name for one in held for name in ways(one)))
     pairs = [(name, f"{CONTROL}, {name.rpartition(', ')[2]}") for name in names]
     cells = contest(places, ways, pairs, options, "domoe beside expertflow")

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
 from analysis.expertflow import made, policy
-from analysis.jackknife import DRAWS, fought, level
+from analysis.jackknife import fought, level
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent
@@ -28,6 +28,8 @@ from traces.schema import DECODE
 
 PLEC, LRU = "plec", "lru"
 COLUMNS = ("hit ratio", "hit or late")
+UNDRAWN = ("plec, perfect", "lru, one pool", "perfect-lfu", "cache-moe")
+"""Shown without intervals."""
 
 
 def ways(service: Service) -> dict[str, Way]:
@@ -52,10 +54,8 @@ def measure(options: ExperimentOptions) -> Data:
         for batch in one.batches
     ]
     bouts = [designs(one.place(options, slots, batch), ways(one)) for one, slots, batch in places]
-    said = {(point.model, point.slots, point.batch) for point in expertflow().points("hits")}
-    draws = [DRAWS if (one.model.name, slots, batch) in said else 0 for one, slots, batch in places]
     cells = []
-    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, "hits", draws), strict=True):
+    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, "hits", UNDRAWN), strict=True):
         work = scene_at(one.place(options, slots, batch)).work
         found = {name: {what: level(what, outcome) for what in COLUMNS} for name, outcome in ran.items() if outcome}
         most = next(outcome.report.bounds["min_hit_ratio"] for outcome in ran.values() if outcome)

@@ -19,7 +19,7 @@ from analysis.paper import EXPERTFLOW
 from analysis.services import Service, Way, services
 
 WHOLE, PLAIN = "whole", "lru"
-SLOTS, BATCHES = (4, 16), (4, 16)
+SLOTS, BATCHES = (4, 16), (16,)
 
 
 def ways(service: Service) -> dict[str, Way]:

@@ -50,7 +50,10 @@ def measure(options: ExperimentOptions) -> Data:
         if slots in SLOTS and batch in BATCHES
     ]
     pairs = [(mine, over) for mine in (OURS, ENGINE, "clairvoyant") for over in (*RIVALS, *GUESSES)]
-    return {"cells": contest(places, ways, pairs, options, "rivals"), "made": made(options)}
+    return {
+        "cells": contest(places, ways, pairs, options, "rivals", [_oracle(accuracy) for accuracy in ACCURACIES]),
+        "made": made(options),
+    }
 
 
 def sheets(data: Data) -> list[Sheet]:

@@ -16,7 +16,7 @@ copying back. *Se-moe* has memory for two whole layers, whatever the slots; at *
 from analysis.contest import verdict
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ENGINE, OURS, RIVALS, at_claim, contest, label, made, ours, ratio, rivals, shown
+from analysis.expertflow import CODE, ENGINE, OURS, RIVALS, at_claim, contest, label, made, ours, ratio, rivals, shown
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
@@ -24,15 +24,19 @@ from analysis.paper import EXPERTFLOW
 from analysis.published import expertflow
 from analysis.services import services
 
-SAID = {"se-moe": ("se-moe", "se-moe, equal bytes"), "cache-moe": ("cache-moe", "cache-moe, code")}
+SAID = {"se-moe": ("se-moe",), "cache-moe": ("cache-moe", "cache-moe, code")}
 """The rivals that may be meant by the paper's names."""
+
+
+UNDRAWN = (CODE, "se-moe, equal bytes", "pregated-moe", "all-in-gpu")
+"""Of which speeds are shown alone."""
 
 
 def measure(options: ExperimentOptions) -> Data:
     """Every way on every data set with all slots and batches, and ExpertFlow's ratios over the others."""
     places = [(one, slots, batch) for one in services(options) for slots in one.slots for batch in one.batches]
     pairs = [(mine, over) for mine in (OURS, ENGINE) for over in RIVALS]
-    cells = contest(places, lambda one: ours(one) | rivals(), pairs, options, "throughput")
+    cells = contest(places, lambda one: ours(one) | rivals(), pairs, options, "throughput", UNDRAWN)
     return {"cells": cells, "made": made(options)}
 
 
