@@ -349,7 +349,8 @@ def gpt_oss_examples(folder: Path) -> list[Path]:
 
 BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "vllm chat": _answers(vllm_chat, "lines"), "vllm old": _answers(vllm_old, "list"),
-    "vllm object": _answers(vllm_object, "folder"), "sglang int32": _answers(sglang("int32"), "lines"),
+    "vllm object": _answers(vllm_object, "folder"), "tensorrt-llm": _answers(vllm_object, "list"),
+    "sglang int32": _answers(sglang("int32"), "lines"),
     "sglang uint16": _answers(sglang("uint16"), "list"), "sglang uint8": _answers(sglang("uint8"), "folder"),
     "sglang int64": _answers(sglang("int64"), "lines"), "sglang uint64": _answers(sglang("uint64"), "lines"),
     "sglang openai": _answers(sglang_openai, "lines"), "dynamo": _answers(dynamo, "folder"),

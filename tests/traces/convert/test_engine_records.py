@@ -24,9 +24,7 @@ from tests.support.engine_records import (
     sglang_openai,
     vllm_chat,
 )
-from tests.support.places import REPOSITORY
 from tests.support.records import notes
-from traces.__main__ import main
 from traces.convert.json_values import json_values
 from traces.convert.kinds import convert_files
 from traces.convert.torch_file import read_torch
@@ -331,31 +329,3 @@ def test_values_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> No
     values = [{"a": "x" * n, "b": [1, {"c": "]},["}]} for n in (3, 3_000_000, 0, 1_100_000)]
     for text in (json.dumps(values), "\n".join(map(json.dumps, values)), " ".join(map(json.dumps, values))):
         assert list(json_values(io.BytesIO(text.encode()))) == values
-
-
-# --- the guide ---
-
-GUIDE = {
-    "answers.jsonl": "vllm chat", "sglang.jsonl": "sglang openai", "dynamo.jsonl": "dynamo", "batch.pt": "verl",
-    "expert_distribution_recorder_*.pt": "sglang recorder, ranks", "rollout_0.pt": "slime", "router_traces": "megatron",
-    "trace.parquet": "policylang parquet", "route_trace.csv": "edge", "law_tables": "esft text",
-}  # fmt: skip
-"""The files that the guide's commands name, and what such a file is."""
-COMMANDS = re.findall(
-    r"^python -m traces convert (.*)$", (REPOSITORY / "docs/convert.md").read_text("utf-8"), re.MULTILINE
-)
-
-
-@pytest.mark.parametrize("command", [one for one in dict.fromkeys(COMMANDS) if not one.startswith("routed.npz")])
-def test_every_command_of_the_guide_makes_a_trace_of_what_its_engine_writes(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, *options = command.split()
-    paths = BUILDERS[GUIDE[name]](tmp_path)
-    if "*" not in name:
-        paths = [paths[0].rename(tmp_path / name)]
-    model = str(given(tmp_path).model)
-    monkeypatch.chdir(tmp_path)
-    arguments = [path.name for path in paths] + [model if one == "qwen3-30b-a3b" else one for one in options]
-    assert main(["convert", *arguments, *([] if "--model" in options else ["--model", model])]) == 0
-    assert Trace.load(options[1]).n_sequences == 3
