@@ -18,6 +18,11 @@ def shown() -> list[tuple[str, dict[str, object]]]:
     return [(f"docs/sweep.md {number}", tomllib.loads(block)) for number, block in enumerate(blocks)]
 
 
+def test_the_sweep_file_that_the_readme_shows_is_the_one_that_its_command_takes() -> None:
+    text = (REPOSITORY / "analysis/cards.toml").read_text("utf-8")
+    assert f"```toml\n{text}```" in (REPOSITORY / "README.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize(("name", "tables"), shown(), ids=[name for name, _ in shown()])
 def test_every_sweep_file_of_the_document_can_be_run(
     name: str, tables: dict[str, object], monkeypatch: pytest.MonkeyPatch
@@ -28,8 +33,14 @@ def test_every_sweep_file_of_the_document_can_be_run(
     assert all(refusal is None for _, _, refusal in identified(drawn))
 
 
+@pytest.mark.parametrize("name", ["cards", "regimes"])
+def test_every_sweep_file_of_the_project_can_be_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    space = load_spec(Path(f"analysis/{name}.toml")).space
+    assert all(refusal is None for _, _, refusal in identified(space.random(20, 0)))
+
+
 def test_the_map_of_regimes_has_every_combination_of_what_it_varies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     space = load_spec(Path("analysis/regimes.toml")).space
     assert space.size == len(list(space.grid(MOST_DESIGNS))) == 5 * 3 * 6 * 6 * 3 * 2
-    assert all(refusal is None for _, _, refusal in identified(space.random(20, 0)))
