@@ -1,7 +1,7 @@
 """ExpertFlow and its rivals, as its experiments compare them.
 
 Where a trace carries no predictions, an oracle stands in for the predictor: it is right as often as the paper says that
-its own is. Tokens are not regrouped there, since that needs predictions.
+its own is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,22 +17,31 @@ from analysis.services import Service, Way, designs
 
 OURS, ENGINE, CODE = "expertflow", "expertflow, no scheduler", "expertflow, code"
 ASSUMED = 0.9
-"""The oracle's accuracy: "over 90 % in most cases"."""
-SCHEDULER = {"regroup": "kmeans", "pipeline": "dual-batch"}
-"""The scene of the paper's form: two pairs of batches in flight, whose tokens are regrouped."""
+"""An oracle's accuracy: "over 90 % in most cases"."""
+AT_PAPERS = f"expertflow, right in {ASSUMED:.0%}"
+PIPELINE = "dual-batch"
+"""The paper's: two pairs of batches in flight."""
 
 
-def policy(service: Service, **parameters: Any) -> str:
-    """The cache engine with the predictor of a service, or the oracle, as it is typed."""
-    name, given = ("expertflow", {}) if service.in_domain is not None else ("expertflow-oracle", {"accuracy": ASSUMED})
-    return ",".join([name, *(f"{key}={value}" for key, value in (given | parameters).items())])
+def way(service: Service, *, scheduled: bool = True, scene: Mapping[str, Any] | None = None, **parameters: Any) -> Way:
+    """ExpertFlow on a service, with its scheduler or without; ``scene`` has what is different of the scene."""
+    text = ",".join(["expertflow", *(f"{key}={value}" for key, value in parameters.items())])
+    order = {"regroup": "kmeans", "pipeline": PIPELINE} if scheduled else {}
+    stand_in = {} if service.in_domain is not None else {"foreseen": ASSUMED}
+    return Way.of(text, **(order | stand_in | dict(scene or {})))
 
 
 def ours(service: Service) -> dict[str, Way]:
-    """The paper's form, the same without its scheduler, and its published code, whose predictions are made before."""
-    engine = Way.of(policy(service))
-    whole = Way.of(policy(service), **SCHEDULER) if service.in_domain is not None else engine
-    return {OURS: whole, ENGINE: engine, CODE: Way.of(policy(service, code="true"))}
+    """The paper's form, with its net and at the paper's accuracy; without scheduler; and as published code has it.
+
+    That is fed predictions made beforehand.
+    """
+    return {
+        OURS: way(service),
+        AT_PAPERS: way(service, scene={"foreseen": ASSUMED}),
+        ENGINE: way(service, scheduled=False),
+        CODE: way(service, scheduled=False, code="true"),
+    }
 
 
 RIVALS = ("cache-moe", "cache-moe, code", "lru", "se-moe", "se-moe, equal bytes", "pregated-moe", "all-in-gpu")

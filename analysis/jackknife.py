@@ -16,7 +16,7 @@ it. Where that moves a ratio, its interval is wider than it should be.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.scene import LoadedTraces, Scene, SceneOptions, load_traces, scene_of
 from sim.run.terms import TooSmallError
+from traces.trace import Trace
 
-DRAWS = 6
+DRAWS = 5
 KEPT = 0.75
 """Of the sequences, in each draw."""
-_WIDE = 2.571 * float(np.sqrt(KEPT / (1 - KEPT)))
+_WIDE = 2.776 * float(np.sqrt(KEPT / (1 - KEPT)))
 """Standard deviations among DRAWS draws that half a 95 % interval is."""
 
 METRICS: dict[str, Callable[[Report], float | None]] = {
@@ -58,6 +59,18 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """What tables and figures show of the run of all sequences."""
         return shown(self.design, self.report)
+
+
+@dataclass(frozen=True)
+class Place(SceneOptions):
+    """A scene whose predictions may be an oracle's: ``foreseen`` is the share of a token's experts that it names."""
+
+    foreseen: float | None = None
+
+    @staticmethod
+    def of(options: SceneOptions, **more: Any) -> "Place":
+        """The same scene, with other fields as ``more`` says."""
+        return Place(**{field.name: getattr(options, field.name) for field in fields(options)} | more)
 
 
 Bout = Mapping[str, Design]
@@ -129,7 +142,8 @@ def _report(design: Design, draw: int | None, engine: Engine) -> Report:
 
 @lru_cache(maxsize=64)
 def _scene(options: SceneOptions, draw: int | None) -> Scene:
-    return scene_of(options, load=partial(_loaded, draw=draw, seed=options.seed))
+    foreseen = options.foreseen if isinstance(options, Place) else None
+    return scene_of(options, load=partial(_loaded, draw=draw, seed=options.seed, foreseen=foreseen))
 
 
 _kept = lru_cache(maxsize=4)(load_traces)
@@ -137,10 +151,12 @@ _kept = lru_cache(maxsize=4)(load_traces)
 
 def _loaded(
     paths: tuple[str | Path, ...], split: str, profile: tuple[str, ...] | None, learns: bool, *, draw: int | None,
-    seed: int,
+    seed: int, foreseen: float | None,
 ) -> LoadedTraces:  # fmt: skip
     """The traces, of whose chosen sequences a part is drawn by ``seed`` and the draw's number."""
     found = _kept(paths, split, profile, learns)
+    if foreseen is not None:
+        found = replace(found, chosen=_foreseen(found.chosen, foreseen, seed))
     if draw is None:
         return found
     order = np.random.default_rng((seed, draw)).permutation(found.chosen.n_sequences)
@@ -148,3 +164,17 @@ def _loaded(
     # Plans are kept by the trace's hash: a part is a trace of its own.
     name = hashlib.sha256(f"{part.sha256} draw {draw} of seed {seed}".encode()).hexdigest()
     return replace(found, chosen=replace(part, sha256=name))
+
+
+def _foreseen(trace: Trace, accuracy: float, seed: int) -> Trace:
+    """The trace with predictions of an oracle: as many as a token takes, each of its experts named with this chance."""
+    rng = np.random.default_rng((seed, 1))
+    # Named ones first, in any order, then experts that are not taken, then those that are and are not named.
+    rank = rng.random((trace.n_rows, trace.n_layers, trace.n_experts + 1), np.float32)
+    named = rng.random(trace.experts.shape) < accuracy
+    at = np.ix_(np.arange(trace.n_rows), np.arange(trace.n_layers))
+    for slot in range(trace.top_k):
+        rank[*at, trace.experts[:, :, slot]] = np.where(named[:, :, slot], -1, 2)  # -1 is the last column
+    ids = np.argsort(rank[:, :, :-1], axis=2, kind="stable")[:, :, : trace.top_k].astype(np.int16)
+    name = hashlib.sha256(f"{trace.sha256} foreseen {accuracy} of seed {seed}".encode()).hexdigest()
+    return replace(trace, predicted_experts=ids, predicted_probs=np.full(ids.shape, 255, np.uint8), sha256=name)

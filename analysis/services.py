@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from analysis.jackknife import Place
 from analysis.options import ExperimentOptions
 from analysis.runs import Design
 from analysis.workloads import MIXED, ModelTraces, Source, loaded
 from sim.policies.named import NamedPolicy
-from sim.run.scene import SceneOptions
 from traces.predictor.accuracy import same_domain
 from traces.trace import Trace
 
 SLOTS = (4, 8, 16)
 BATCHES = (4, 8, 16, 32)
+DATA_SETS = 2
+"""Of each model at most so many, the predictor's own first."""
 PAPERS_DATA = {"translation": "WMT16", "summaries": "XSum", "instructions": "Alpaca", "math": "AIME2024"}
 """The paper's data sets, of which the domains of the traces are."""
 
@@ -53,19 +55,19 @@ class Service:
         """Of which model and data set it is, and whether its predictions are of another."""
         return {"model": self.model.name, "data": self.data, "sequences": self.sequences, "in_domain": self.in_domain}
 
-    def place(self, options: ExperimentOptions, slots: int, batch: int, **more: Any) -> SceneOptions:
+    def place(self, options: ExperimentOptions, slots: int, batch: int, **more: Any) -> Place:
         """Where it is served; ``more`` are other fields of the scene."""
         here = options.place(self.model, self.sources, cache=f"{slots}/layer")
-        return replace(here, batch=batch, **more)
+        return Place.of(here, batch=batch, **more)
 
 
 def services(options: ExperimentOptions) -> list[Service]:
-    """All data sets, those with predictions first. Raises InputError."""
+    """DATA_SETS data sets of each model, those with predictions first. Raises InputError."""
     found = []
     for model in options.models:
         predicted = [source for source in model.sources if _trace(source).predicted_experts is not None]
-        for source in predicted:
-            found.append(_service(model, ", ".join(source.domains), (source,)))
+        told = [_service(model, ", ".join(source.domains), (source,)) for source in predicted]
+        found += sorted(told, key=_place)[:DATA_SETS]
         if not predicted:
             found.append(_service(model, MIXED, _enough(model.sources)))
     return sorted(found, key=_place)
@@ -114,7 +116,7 @@ class Way:
         return Way(NamedPolicy.of(policy), scene)
 
 
-def designs(place: SceneOptions, ways: Mapping[str, Way]) -> dict[str, Design]:
+def designs(place: Place, ways: Mapping[str, Way]) -> dict[str, Design]:
     """The ways at one place, by name."""
     return {
         name: Design(replace(place, batch=place.batch * way.times, **way.scene), way.policy)

@@ -37,13 +37,13 @@ SAID = {True: "accuracy, same domain", False: "accuracy, other domain"}
 def measure(options: ExperimentOptions) -> Data:
     """How often every guess is right, on every data set; guesses learn from the predictor's own data set."""
     found = services(options)
-    own = {one.model.name: one for one in found if one.in_domain}
+    own = {one.model.name: one for one in reversed(found) if one.in_domain}
     return {
         "batch": BATCH,
         "judged": [
             one.to_json() | {"guess": guess, **({} if right is None else _shown(right))}
             for one in found
-            for guess, right in _judged(one, own.get(one.model.name, one)).items()
+            for guess, right in _judged(one, one if one.in_domain else own.get(one.model.name, one)).items()
         ],
         "made": made(options),
     }

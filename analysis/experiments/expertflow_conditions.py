@@ -19,14 +19,13 @@ place of its net.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from analysis.altered import Altered
 from analysis.contest import verdict
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
 from analysis.experiments.expertflow_hits import one_by_one
-from analysis.expertflow import SCHEDULER, at_claim, made, policy
+from analysis.expertflow import at_claim, made, way
 from analysis.jackknife import compared, fought
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
@@ -58,33 +57,31 @@ class Condition:
 
 def conditions(service: Service, over: str) -> Iterator[Condition]:
     """All of them, the equal terms first."""
-    scene: dict[str, Any] = dict(SCHEDULER) if service.in_domain is not None else {}
     rivals = "se-moe,memory=own" if over == SE_MOE else over
-    engine = policy(service)
-    mine, rival = Way.of(engine, **scene), Way.of(rivals)
+    mine, rival = way(service), Way.of(rivals)
     yield Condition(EQUAL, mine, rival)
     if over == SE_MOE:
         yield Condition("rival at equal bytes", mine, Way.of(over))
     else:
         yield Condition(LRU, mine, Way.of("lru,scope=layer"))
         yield Condition(CODE, mine, Way.of("cache-moe,speculate=0,writeback=true"))
-        coded = Way.of(policy(service, code="true"), **(scene and {**scene, "pipeline": "clairvoyant"}))
+        coded = way(service, scene={"pipeline": "clairvoyant"}, code="true")
         yield Condition("both as coded", coded, Way.of("cache-moe,speculate=0,writeback=true"))
     name, values = mine.policy.name, mine.policy.values
     whole = Altered("", name, values, discipline="fifo", chunks=1)
     theirs = Altered("", over, rival.policy.values, discipline="fifo", chunks=1)
-    yield Condition("copies in order and whole", Way(whole, scene), Way(theirs))
+    yield Condition("copies in order and whole", Way(whole, mine.scene), Way(theirs, rival.scene))
     for link in ("pcie3x16", "pcie5x16"):
-        yield Condition(link, Way.of(engine, **scene, link=link), Way.of(rivals, link=link))
+        yield Condition(link, way(service, scene={"link": link}), Way.of(rivals, link=link))
     for loop, label in (("graphs", "CUDA graphs"), (STOPPING, "stops after every expert")):
-        yield Condition(label, Way.of(engine, **scene, loop=loop), Way.of(rivals, loop=loop))
-    yield Condition("free predictions", Way.of(policy(service, charge="free"), **scene), rival)
-    yield Condition("evict lru", Way.of(policy(service, eviction="lru"), **scene), rival)
+        yield Condition(label, way(service, scene={"loop": loop}), Way.of(rivals, loop=loop))
+    yield Condition("free predictions", way(service, charge="free"), rival)
+    yield Condition("evict lru", way(service, eviction="lru"), rival)
     perfect = Altered("", "perfect-lfu", {})
     evicted = Altered("", name, values, evicts_as=NamedPolicy(perfect.name, perfect.name))
-    yield Condition("evict perfect-lfu", Way(evicted, scene), rival)
+    yield Condition("evict perfect-lfu", Way(evicted, mine.scene), rival)
     for accuracy in ACCURACIES:
-        yield Condition(f"oracle {accuracy}", Way.of(f"expertflow-oracle,accuracy={accuracy}", **scene), rival)
+        yield Condition(f"oracle {accuracy}", way(service, scene={"foreseen": accuracy}), rival)
 
 
 def _places(options: ExperimentOptions) -> list[tuple[Service, str, int, int, Claim]]:

@@ -8,7 +8,7 @@ give.
 from analysis.contest import verdict
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ENGINE, OURS, at_claim, contest, label, made, ours, ratio, rivals
+from analysis.expertflow import ENGINE, OURS, at_claim, contest, label, made, ours, ratio, rivals, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes
 from analysis.paper import EXPERTFLOW
@@ -23,7 +23,7 @@ OVER = ("cache-moe", "lru", "perfect-lfu")
 def ways(service: Service) -> dict[str, Way]:
     """ExpertFlow, its rivals, and the engine with a perfect predictor."""
     chosen = {name: way for name, way in rivals().items() if name in OVER}
-    perfect = Way.of("expertflow-oracle,accuracy=1.0")
+    perfect = way(service, scheduled=False, scene={"foreseen": 1.0})
     return ours(service) | {PERFECT: perfect} | chosen | {"perfect-lfu": Way.of("perfect-lfu")}
 
 

@@ -9,7 +9,7 @@ No scheduler regroups tokens, so that all run the same batches.
 
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import contest, made, policy, ratio
+from analysis.expertflow import ASSUMED, contest, made, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
@@ -25,11 +25,24 @@ CONTROL = "perfect-lfu"
 def ways(service: Service) -> dict[str, Way]:
     """Both systems' forms, and what predicts nothing."""
     star = " *" if service.in_domain is None else ""
-    flow = {f"expertflow{star}": policy(service), "by token": "expertflow-guess,guess=tlp",
-            "by previous token": "expertflow-guess,guess=previous"}  # fmt: skip
-    found = {"domoe": "domoe", "domoe, best": "domoe,mode=best", **flow, "lru, a layer": "lru,scope=layer"}
-    named = {name: Way.of(text) for name, text in found.items()} | {CONTROL: Way.of(CONTROL)}
-    return {f"{name}, {cache}": Way(way.policy, {"cache": cache}) for cache in CACHES for name, way in named.items()}
+    flow = {
+        f"expertflow{star}": way(service, scheduled=False),
+        "at 90 % *": way(service, scheduled=False, scene={"foreseen": ASSUMED}),
+    }
+    plain = {
+        "domoe": "domoe",
+        "domoe, best": "domoe,mode=best",
+        "by token": "expertflow-guess,guess=tlp",
+        "by previous token": "expertflow-guess,guess=previous",
+        "lru, a layer": "lru,scope=layer",
+        CONTROL: CONTROL,
+    }
+    named = flow | {name: Way.of(text) for name, text in plain.items()}
+    return {
+        f"{name}, {cache}": Way(one.policy, {**one.scene, "cache": cache})
+        for cache in CACHES
+        for name, one in named.items()
+    }
 
 
 def measure(options: ExperimentOptions) -> Data:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import made, policy
+from analysis.expertflow import ASSUMED, made, way
 from analysis.jackknife import fought, level
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
@@ -35,8 +35,9 @@ UNDRAWN = ("plec, perfect", "lru, one pool", "perfect-lfu", "cache-moe")
 def ways(service: Service) -> dict[str, Way]:
     """What is compared."""
     return {
-        PLEC: Way.of(policy(service)),
-        "plec, perfect": Way.of("expertflow-oracle,accuracy=1.0"),
+        PLEC: way(service, scheduled=False),
+        "plec, 90 %": way(service, scheduled=False, scene={"foreseen": ASSUMED}),
+        "plec, perfect": way(service, scheduled=False, scene={"foreseen": 1.0}),
         LRU: Way.of("lru,scope=layer"),
         "lru, one pool": Way.of("lru"),
         "perfect-lfu": Way.of("perfect-lfu"),

@@ -8,7 +8,7 @@ paper's form has two pairs of batches in flight and keeps the keys and values of
 """
 
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import SCHEDULER, made
+from analysis.expertflow import PIPELINE, made
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, notes, number
 from analysis.paper import EXPERTFLOW
@@ -34,7 +34,7 @@ def _of(service: Service, options: ExperimentOptions) -> Data:
     place = service.place(options, 1, min(BATCH, *service.batches[-1:]))
     here = scene_at(place)
     whole = resolve_model({**here.trace.meta["model"], "part": None}, None)
-    paired = scene_at(service.place(options, 64, place.batch, **SCHEDULER)) if service.in_domain is not None else here
+    paired = scene_at(service.place(options, 64, place.batch, regroup="none", pipeline=PIPELINE))
     return {
         "model": service.model.name,
         "data": service.data,

@@ -12,7 +12,7 @@ most.
 
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import SCHEDULER, contest, label, made, policy, ratio
+from analysis.expertflow import ASSUMED, contest, label, made, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
@@ -23,29 +23,23 @@ SLOTS, BATCHES = (4, 16), (16,)
 
 
 def ways(service: Service) -> dict[str, Way]:
-    """The whole, each part away, and each part alone; without predictions there is no scheduler."""
-    scene = SCHEDULER if service.in_domain is not None else {}
-    scheduled: dict[str, Way] = (
-        {}
-        if service.in_domain is None
-        else {
-            "no scheduler": Way.of(policy(service)),
-            "no pipeline": Way.of(policy(service), regroup="kmeans", pipeline="sequential"),
-            "scheduler alone": Way.of("lru,scope=layer", **SCHEDULER),
-        }
-    )
+    """The whole, each part away, and each part alone."""
+    scene = way(service).scene
     return {
-        WHOLE: Way.of(policy(service), **scene),
-        "no shares": Way.of(policy(service, plec=False), **scene),
-        "no correction": Way.of(policy(service, correction=False), **scene),
-        "no prefetch": Way.of(policy(service, prefetch=False), **scene),
-        "no own eviction": Way.of(policy(service, eviction="lru"), **scene),
+        WHOLE: way(service),
+        "no shares": way(service, plec=False),
+        "no correction": way(service, correction=False),
+        "no prefetch": way(service, prefetch=False),
+        "no own eviction": way(service, eviction="lru"),
         "previous token": Way.of("expertflow-guess,guess=previous", **scene),
         "the sequence's most": Way.of("expertflow-guess,guess=slp", **scene),
-        "free predictions": Way.of(policy(service, charge="free"), **scene),
-        **scheduled,
-        "eviction alone": Way.of(policy(service, prefetch=False, charge="free")),
-        "prefetch alone": Way.of(policy(service, eviction="lru", plec=False, charge="free")),
+        "free predictions": way(service, charge="free"),
+        "no scheduler": way(service, scheduled=False),
+        "no pipeline": way(service, scene={"pipeline": "sequential"}),
+        f"right in {ASSUMED:.0%}": way(service, scene={"foreseen": ASSUMED}),
+        "scheduler alone": Way.of("lru,scope=layer", **scene),
+        "eviction alone": way(service, scheduled=False, prefetch=False, charge="free"),
+        "prefetch alone": way(service, scheduled=False, eviction="lru", plec=False, charge="free"),
         PLAIN: Way.of("lru,scope=layer"),
     }
 

@@ -12,7 +12,7 @@ engine, and *over the best rival* what the whole adds to a cache.
 from collections.abc import Iterable
 
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ENGINE, OURS, contest, label, made, ours, ratio
+from analysis.expertflow import AT_PAPERS, CODE, ENGINE, OURS, contest, label, made, ours, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
@@ -31,7 +31,7 @@ ACCURACIES = tuple(round(0.1 * tenth, 1) for tenth in range(11))
 
 def ways(service: Service) -> dict[str, Way]:
     """ExpertFlow, rivals, and its engine with guesses and oracles."""
-    oracles = {_oracle(accuracy): Way.of(f"expertflow-oracle,accuracy={accuracy}") for accuracy in ACCURACIES}
+    oracles = {_oracle(a): way(service, scheduled=False, scene={"foreseen": a}) for a in ACCURACIES}
     return ours(service) | RIVALS | GUESSES | oracles | {"clairvoyant": Way.of("clairvoyant")}
 
 
@@ -49,9 +49,9 @@ def measure(options: ExperimentOptions) -> Data:
         for batch in one.batches
         if slots in SLOTS and batch in BATCHES
     ]
-    pairs = [(mine, over) for mine in (OURS, ENGINE, "clairvoyant") for over in (*RIVALS, *GUESSES)]
+    pairs = [(mine, over) for mine in (OURS, AT_PAPERS, ENGINE, "clairvoyant") for over in (*RIVALS, *GUESSES)]
     return {
-        "cells": contest(places, ways, pairs, options, "rivals", [_oracle(accuracy) for accuracy in ACCURACIES]),
+        "cells": contest(places, ways, pairs, options, "rivals", [CODE, *map(_oracle, ACCURACIES)]),
         "made": made(options),
     }
 
@@ -86,11 +86,11 @@ def _short(data: Data) -> Sheet:
     rows = []
     for cell in data["cells"]:
         rival, guess = _best(cell, RIVALS), _best(cell, GUESSES)
-        cells = [interval(ratio(cell, mine, over)) for mine in (OURS, ENGINE) for over in (rival, guess)]
+        cells = [interval(ratio(cell, mine, over)) for mine in (OURS, AT_PAPERS) for over in (rival, guess)]
         most = interval(ratio(cell, "clairvoyant", rival))
         rows.append([*_where(cell), rival, guess, *cells, most, number(pays_from(cell), 1)])
     columns = ["model", "data", "slots / batch", "best rival", "best guess", "over that rival", "over that guess",
-               "no scheduler, over the rival", "no scheduler, over the guess", "clairvoyant over the rival",
+               "at 90 %, over the rival", "at 90 %, over the guess", "clairvoyant over the rival",
                "pays from"]  # fmt: skip
     return Sheet("ExpertFlow over the best of each", columns, rows, notes("expertflow-rivals"))
 

@@ -18,7 +18,7 @@ from analysis.experiments import (
     expertflow_rivals,
     expertflow_scheduler,
 )
-from analysis.expertflow import ENGINE, OURS, policy, ratio
+from analysis.expertflow import ENGINE, OURS, ratio, way
 from analysis.jackknife import compared, fought
 from analysis.options import ExperimentOptions
 from analysis.paper import EXPERTFLOW
@@ -28,7 +28,7 @@ from analysis.services import Way, designs
 from sim.policies.named import NamedPolicy
 from sim.run.prepared import replay
 from sim.run.scene import SceneOptions
-from tests.support.analysis_worlds import SWITCH, domain_traces, predicted_trace, predicted_traces
+from tests.support.analysis_worlds import SWITCH, domain_trace, domain_traces, predicted_trace, predicted_traces
 
 OF_EXPERTFLOW = {name: what for name, what in EXPERIMENTS.items() if what.paper is EXPERTFLOW}
 
@@ -83,7 +83,7 @@ def test_a_service_is_a_data_set_of_the_predictors_own_or_of_another(options: Ex
 def test_traces_without_predictions_take_turns(tmp_path: Path) -> None:
     (service,) = services.services(ExperimentOptions([domain_traces(tmp_path / "toy")]))
     assert (service.data, service.in_domain, len(service.sources), service.sequences) == ("mixed", None, 4, 8)
-    assert policy(service) == "expertflow-oracle,accuracy=0.9"
+    assert way(service).scene["foreseen"] == 0.9
 
 
 def test_claims_stand_beside_ratios_of_their_place(measured: dict[str, Data]) -> None:
@@ -103,7 +103,7 @@ def test_runs_are_those_of_a_plain_replay(measured: dict[str, Data], options: Ex
     assert cell["runs"][ENGINE]["tokens_per_s"] == pytest.approx(alone.tokens_per_s, rel=1e-4)
 
 
-def bout(place: SceneOptions, *policies: str) -> dict[str, Design]:
+def bout(place: jackknife.Place, *policies: str) -> dict[str, Design]:
     return designs(place, {text: Way.of(text) for text in policies})
 
 
@@ -126,6 +126,26 @@ def test_draws_hold_three_quarters_of_the_sequences_each_once(options: Experimen
         assert len(set(ids)) == len(ids) == 48 and set(ids) <= set(whole.sequence_id.tolist())
     assert len({tuple(one.sequence_id.tolist()) for one in drawn}) == len({one.sha256 for one in drawn}) == 3
     assert drawn[0].sha256 != whole.sha256
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.7, 1.0])
+def test_an_oracle_is_right_as_often_as_it_says(options: ExperimentOptions, accuracy: float) -> None:
+    place = services.services(options)[0].place(options, 16, 4, foreseen=accuracy)
+    trace = jackknife._scene(place, None).trace
+    assert trace.predicted_experts is not None
+    assert (trace.predicted_experts == trace.experts).mean() == pytest.approx(accuracy, abs=0.05)
+    assert len(np.unique(trace.predicted_experts[:, :, 0])) > 20  # wrong ones are any
+    misses = replay(jackknife._scene(place, None), "expertflow").decode.misses
+    assert (misses == 0) == (accuracy == 1)
+
+
+def test_an_oracle_names_no_expert_twice(tmp_path: Path) -> None:
+    trace = jackknife._foreseen(domain_trace("law"), 0.5, 0)
+    assert trace.predicted_experts is not None and trace.predicted_experts.shape == trace.experts.shape
+    ids = np.sort(trace.predicted_experts, axis=2)
+    assert (ids[:, :, 1:] > ids[:, :, :-1]).all()
+    right = (trace.predicted_experts[:, :, :, None] == trace.experts[:, :, None]).any(axis=3).mean()
+    assert right == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_cache_that_is_too_small_is_left_out(options: ExperimentOptions) -> None:
@@ -183,6 +203,14 @@ def test_memory_of_slots_grows_by_what_a_slot_of_every_layer_takes(measured: dic
     assert one["kv_bytes"] < one["kv_bytes_in_flight"]
 
 
+def test_domoe_stands_beside_expertflow_where_traces_hold_embeddings(tmp_path: Path) -> None:
+    experiment = OF_EXPERTFLOW["expertflow-domoe"]
+    data = experiment.measured(ExperimentOptions([domain_traces(tmp_path / "toy")], hardware="a40", workers=1))
+    assert [cell["batch"] for cell in data["cells"]] == [1, 4]
+    for sheet in experiment.sheets(data):
+        assert len(sheet.rows) == 2 and "–" not in {cell for row in sheet.rows for cell in row}
+
+
 def test_published_hits_fit_what_the_paper_says_of_their_differences() -> None:
     hits = {(p.at, p.slots, p.batch): p.hit_ratio or 0.0 for p in expertflow().points("hits")}
     assert hits["PLEC", 16, 4] - hits["PLEC", 16, 16] == pytest.approx(0.0605)
@@ -198,4 +226,4 @@ def test_levels_carry_half_of_their_interval(options: ExperimentOptions) -> None
     assert ran["lru"] is not None
     drawn = [draw["hit ratio"] or 0.0 for draw in ran["lru"].draws]
     found = jackknife.level("hit ratio", ran["lru"])
-    assert found["plus_minus"] == pytest.approx(2.571 * np.sqrt(3) * np.std(drawn, ddof=1), abs=1e-4)
+    assert found["plus_minus"] == pytest.approx(2.776 * np.sqrt(3) * np.std(drawn, ddof=1), abs=1e-4)
