@@ -227,6 +227,32 @@ def hardware(
 
 
 @app.command
+def hosts(
+    name: Annotated[str | None, Help("what one expert takes on one host: ddr5-5600x2, or a .toml file")] = None,
+    /,
+    *,
+    model: Annotated[str, Help("whose expert")] = "qwen3-30b-a3b",
+    quant: Quantisation = None,
+    link: Annotated[str, Help("what a copy of it crosses instead")] = "pcie4x16",
+    json: _Json = None,
+) -> None:
+    """List the hosts that can compute experts, or show what one expert takes on one of them.
+
+    For example:
+
+    ```
+    python -m sim hosts
+    python -m sim hosts ddr5-5600x2 --model qwen3-30b-a3b
+    ```
+    """
+    from sim.report.hosts import host_json, host_table, hosts_json, hosts_table
+
+    table = partial(host_table, model=model, quant=quant, link=link)
+    data = partial(host_json, model=model, quant=quant, link=link)
+    _list(name, json, (hosts_table, hosts_json), (table, data))
+
+
+@app.command
 def software(
     name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None,
     /,

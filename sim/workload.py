@@ -6,6 +6,7 @@ are worked out once, before any engine runs; an engine only adds the transfers.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -259,7 +260,7 @@ def without_loop(work: Workload, trace: Trace, model: ModelSpec, hardware: Hardw
     """``work`` if bytes and arithmetic alone took time, launching and waiting none; by the formula for all blocks."""
     rows, layer = np.diff(work.schedule.offsets), work.expert // work.n_experts
     context = cached_tokens(trace, work.schedule)
-    times = _gpu_times(Costs(model, hardware.without_loop()), rows, context, work.tokens, layer)
+    times: dict[str, Any] = _gpu_times(Costs(model, hardware.without_loop()), rows, context, work.tokens, layer)
     return replace(work, **times, launch_ns=0, awaited_ns=None, beside_copy_ns=0, split_wave_ns=None)
 
 

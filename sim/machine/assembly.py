@@ -1,8 +1,9 @@
-"""A machine put together: a card's profile, and the loop and the link that take the place of its own."""
+"""A machine put together: a card's profile, and the loop, the link and the host that take the place of its own."""
 
 from typing import NamedTuple
 
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
+from sim.machine.hosts import host_of
 from sim.machine.links import link_of
 
 
@@ -12,11 +13,12 @@ class Assembly(NamedTuple):
     hardware: str = DEFAULT_HARDWARE
     loop: str | None = None
     link: str | None = None
+    host: str | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
         """What may be read for it."""
-        return tuple(name for name in (self.hardware, self.loop) if name is not None)
+        return tuple(name for name in (self.hardware, self.loop, self.host) if name is not None)
 
     def load(self) -> Hardware:
         """The machine, whose name tells what is not the profile's own.
@@ -28,6 +30,8 @@ class Assembly(NamedTuple):
             machine = machine.driven_by(self.loop)
         if self.link is not None:
             machine = machine.changed(link=link_of(self.link))
-        others = {"loop": self.loop, "link": self.link}
+        if self.host is not None:
+            machine = machine.changed(host=host_of(self.host, machine.link_bytes_per_s))
+        others = {"loop": self.loop, "link": self.link, "host": self.host}
         named = ", ".join(f"{kind} {name}" for kind, name in others.items() if name is not None)
         return machine.changed(name=f"{machine.name} with {named}") if named else machine

@@ -117,14 +117,25 @@ class Layer(LoopFigures, LayerCurves):
 
 
 class HostCompute(Checked):
-    """How fast the host computes experts in bf16, one row each."""
+    """How fast the host computes experts."""
 
     host_gbps: Number
-    """GB/s of experts' weights while nothing crosses the link."""
+    """GB/s of experts' weights while nothing crosses the link, one row each."""
     shared_gbps: Number
     """GB/s of experts' weights while others are copied, which reads host memory too."""
+    floor_us: Perhaps = None
+    """Microseconds that an expert takes beside reading its weights."""
+    cores: int | None = Field(None, ge=1, le=4096)
+    """How many cores compute an expert together."""
+    core_gweights: dict[str, Number] = Field({})
+    """10^9 weights a second that one core unpacks and multiplies with a row, by the weights' format."""
 
     _fast_enough = field_validator("host_gbps", "shared_gbps")(_reading)
+
+    @field_validator("core_gweights")
+    @classmethod
+    def _unpacking(cls, rates: dict[str, Figure]) -> dict[str, Figure]:
+        return {form: _reading(rate) for form, rate in rates.items()}
 
 
 class Lookups(Checked):

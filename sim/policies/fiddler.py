@@ -6,9 +6,10 @@ time to copy it, which does not; a copied expert is used and dropped.
 
 The time on the host is an input. Reading an expert's weights takes ``host_gbps``, and ``shared_gbps`` while the link
 reads host memory too: by default the machine's where its profile has them, else what others measured elsewhere.
-Arithmetic takes the time of one copy for ``tokens`` rows: 10, the ratio of the constants in the published code (commit
-227715b of efeslab/fiddler: 7 a token, 70 a copy). The larger of both counts; with ``host_gbps`` and ``shared_gbps`` of
-1000000 that is the published ratio alone. Rows cross to the host and back.
+Arithmetic takes the time of one copy for ``tokens`` rows: what the host's cores unpack in that time, where the machine
+has them (``--host``), else 10, the ratio of the constants in the published code (commit 227715b of efeslab/fiddler: 7 a
+token, 70 a copy). The larger of both counts; with ``host_gbps`` and ``shared_gbps`` of 1000000 that is the published
+ratio alone. Rows cross to the host and back.
 
 Decided here:
 
@@ -19,9 +20,13 @@ Decided here:
 * Popularity is counted over decode tokens of the profile split.
 """
 
+import math
+
 import numpy as np
 from pydantic import Field
 
+from sim.machine.hardware import HostCompute
+from sim.machine.unpacking import core_gweights
 from sim.plan import Host, Plan, Requests
 from sim.policies.base import Parameters, Policy, Setting
 from sim.predictors.popularity import counts_by_domain
@@ -61,6 +66,9 @@ class Fiddler(Policy):
         self._alone_gbps = parameters.host_gbps or (measured.host_gbps.value if measured else HOST_GBPS)
         self._shared_gbps = parameters.shared_gbps or (measured.shared_gbps.value if measured else SHARED_GBPS)
         used = {"host_gbps": self._alone_gbps, "shared_gbps": self._shared_gbps}  # what a report shows
+        self._floor_ns = measured.floor_us.value * 1e3 if measured and measured.floor_us else 0.0
+        if measured and "tokens" not in parameters.model_fields_set:
+            used["tokens"] = _tokens(setting, measured) or parameters.tokens
         super().__init__(setting, parameters.model_copy(update=used))
 
     def plan(self, view: View) -> Plan:
@@ -87,10 +95,19 @@ class Fiddler(Policy):
         copies = np.array([hardware.copy_ns(size) for size in model.expert_bytes])
         rows = 2 * hardware.copy_ns(2 * model.hidden)  # a row of bfloat16 to the host, and one back
         return Host(
-            fixed_ns=np.full(len(sizes), rows, np.int64),
+            fixed_ns=np.full(len(sizes), math.ceil(rows + self._floor_ns), np.int64),
             read_ns=np.ceil(sizes / self._alone_gbps).astype(np.int64),
             shared_ns=np.ceil(sizes / min(self._alone_gbps, self._shared_gbps)).astype(np.int64),
             row_ns=np.ceil(copies / given.tokens).astype(np.int64),
             reserved=reserved,
             beside=given.beside,
         )
+
+
+def _tokens(setting: Setting, host: HostCompute) -> float | None:
+    """How many tokens an expert serves on the cores of ``host`` in the time of copying it, if they are known."""
+    model, rate = setting.model, core_gweights(setting.model, host.core_gweights)
+    if rate is None or host.cores is None:
+        return None
+    row_ns = model.expert_parameters / (rate * host.cores)
+    return max(0.001, setting.hardware.copy_ns(max(model.expert_bytes)) / row_ns)

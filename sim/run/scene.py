@@ -104,6 +104,7 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "hardware": (str | Path, "a name or a .toml"),
     "loop": (str | Path | None, "eager, graphs, measured or a .toml"),
     "link": (str | None, "a text such as 'pcie4x8'"),
+    "host": (str | Path | None, "a text such as 'ddr5-5600x2', or a .toml"),
     "software": (str | Path, "a name or a .toml"),
     "cache": (str, "a text: '64' (slots), '16/layer', '25%' or '4000MiB'"),
     "profile": (tuple | None, "a tuple of paths"),
@@ -143,6 +144,14 @@ class SceneOptions:
     ] = None
     link: Annotated[
         str | None, Help("the card's link, such as pcie4x8; default: the profile's own", show_default=False)
+    ] = None
+    host: Annotated[
+        str | None,
+        Help(
+            "the host that computes experts: ddr5-5600x2, ddr4-3200x2:16 (16 cores), epyc-9004x12, or a file, .toml; "
+            "default: the profile's own",
+            show_default=False,
+        ),
     ] = None
     software: Annotated[
         str,
@@ -197,26 +206,19 @@ class SceneOptions:
     @property
     def machine(self) -> Assembly:
         """What the machine is put together from."""
-        return Assembly(self.hardware, self.loop, self.link)
+        return Assembly(self.hardware, self.loop, self.link, self.host)
 
 
 def scene(
-    traces: str | Path | Sequence[str | Path], *, learns: bool = True, model: str | None = None,
-    hardware: str = DEFAULT_HARDWARE, software: str = DEFAULT_SOFTWARE, cache: str = DEFAULT_CACHE,
-    profile: str | Path | Sequence[str | Path] | None = None, split: str = "eval", batch: int = 1, seed: int = 0,
-    quant: str | None = None, loop: str | None = None, link: str | None = None, regroup: Regroup | None = None,
-    pipeline: Pipeline = "sequential",
+    traces: str | Path | Sequence[str | Path], *, learns: bool = True,
+    profile: str | Path | Sequence[str | Path] | None = None, **options: Any,
 ) -> Scene:  # fmt: skip
     """Load a trace, or several of one model as one mixed workload, and set it up on a machine.
 
     The keywords are the fields of `SceneOptions`; for ``learns`` see ``scene_of``. Raises InputError as that does.
     """
-    options = SceneOptions(
-        _paths(traces), model=model, hardware=hardware, software=software, cache=cache,
-        profile=None if profile is None else _paths(profile), split=split, batch=batch, seed=seed, quant=quant,
-        loop=loop, link=link, regroup=regroup, pipeline=pipeline,
-    )  # fmt: skip
-    return scene_of(options, learns=learns)
+    given = SceneOptions(_paths(traces), profile=None if profile is None else _paths(profile), **options)
+    return scene_of(given, learns=learns)
 
 
 def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:

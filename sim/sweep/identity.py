@@ -16,7 +16,7 @@ from sim.run.replay_options import ReplayOptions
 from sim.run.scene import bundled_traces, code_version
 from sim.sweep.design import Design, file_state, hardware_of, software_of
 
-_READ = frozenset({"_", "traces", "mix", "profile", "model", "hardware", "loop", "link", "software"})
+_READ = frozenset({"_", "traces", "mix", "profile", "model", "hardware", "loop", "link", "host", "software"})
 """Options that name what is read: their content counts."""
 
 

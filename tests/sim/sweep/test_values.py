@@ -127,7 +127,7 @@ def test_what_is_typed_takes_the_place_of_what_the_file_says() -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"vary": {"cash": ["10%"]}}, "cash: no such field; expected one of trace, model, hardware"),
+        ({"vary": {"cash": ["10%"]}}, "cash: no such field; expected one of trace, model, quant, hardware"),
         ({"vary": {"batch": ["many"]}}, "batch: 'many'; expected a whole number"),
         ({"vary": {"hardware.link.speed": [1.0]}}, "no such figure; expected one of gpu.memory_gb"),
         ({"vary": {"hardware.link.gbps": ["fast"]}}, "expected a number, or a factor"),
