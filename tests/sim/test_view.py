@@ -168,10 +168,10 @@ def other_future(world: World, step: int, seed: int) -> World:
         prefill_embeddings=redrawn(trace.prefill_embeddings, later[trace.phase == PREFILL]),
         token=np.where(later, 7, trace.token).astype(np.int32),
     )
-    work = workload(changed, world.model, world.hardware, batched(changed, world.batch))
+    work = workload(changed, world.model, world.hardware, world.work.schedule)
     same = int(world.work.offsets[(step + 1) * work.n_layers])
     costs = np.concatenate([world.work.expert_ns[:same], np.ones(len(work.expert) - same, np.int64)])
-    same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "beside_copy_ns")
+    same_costs = ("layer_ns", "shared_ns", "head_ns", "copy_ns", "latency_ns", "chained", "beside_copy_ns", "move_ns")
     if (waits := world.work.awaited_ns) is not None:
         costs_waited = np.concatenate([waits[:same], costs[same:]])
         work = dataclasses.replace(work, awaited_ns=costs_waited)

@@ -19,6 +19,8 @@ from sim.policies import Setting, make_policy, policy_classes
 from sim.run.simpy_engine import Run
 from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
+from sim.schedules.kv_cache import with_moves
+from sim.schedules.lockstep import lockstep
 from sim.workload import Schedule, Workload, batched, workload
 from tests.support.runs import simpy_run
 from tests.support.strategies import traces
@@ -215,7 +217,9 @@ def worlds(draw: st.DrawFn, *, prefill: bool | None = None, ragged: bool | None 
     model = toy_model(n_layers, n_experts, trace.top_k, tuple(sizes), shared_ffn=draw(st.sampled_from([0, 64])))
     machine = draw(st.sampled_from(MACHINES))
     batch = draw(st.integers(1, 4))
-    work = workload(trace, model, machine, batched(trace, batch))
+    turns = draw(st.sampled_from([None, None, "none", "random"]))  # whether two batches take turns
+    schedule = batched(trace, batch) if turns is None else lockstep(trace, batch, turns, pairs=draw(st.integers(1, 2)))
+    work = with_moves(workload(trace, model, machine, schedule), trace, model, machine)
     if draw(st.booleans()):
         work = coarse(work, np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
     beside, pieces = draw(st.sampled_from([0, 0, 1, 3, 30_000])), draw(st.sampled_from([1, 3, 42]))

@@ -16,7 +16,7 @@ from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT, REU
 from sim.plan import Plan
 from sim.run.observer import Copy, Outcome, Stall, Work
 from sim.run.slots import ABSENT, LOADING
-from sim.workload import Workload, batched, workload
+from sim.workload import Workload, workload
 from tests.support.runs import executed
 from tests.support.worlds import (
     MS,
@@ -376,7 +376,7 @@ def test_order_within_a_route_does_not_matter(data: st.DataObject) -> None:
         gates=np.take_along_axis(trace.gates, order, 2),
         lookahead=np.take_along_axis(trace.lookahead, order, 2),
     )
-    work = workload(shuffled, world.model, world.hardware, batched(shuffled, world.batch))
-    plain = dataclasses.replace(world, work=workload(trace, world.model, world.hardware, batched(trace, world.batch)))
+    work = workload(shuffled, world.model, world.hardware, world.work.schedule)
+    plain = dataclasses.replace(world, work=workload(trace, world.model, world.hardware, world.work.schedule))
     other = dataclasses.replace(plain, trace=shuffled, work=work)
     assert digest(run_of(plain, plain.plan(name)).log()) == digest(run_of(other, other.plan(name)).log())

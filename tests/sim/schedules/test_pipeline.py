@@ -43,6 +43,8 @@ class Seen:
 
     def transfer(self, *about: Any) -> None: ...
 
+    def written_back(self, *about: Any) -> None: ...
+
     def evicted(self, *about: Any) -> None: ...
 
     def stall(self, *about: Any) -> None: ...
@@ -141,6 +143,19 @@ def test_a_sequential_pipeline_waits_as_a_critical_prediction_does(trace: Any, b
     ahead = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, ahead=True))
     tasks = prepared(world, "sequential", ahead, regroups=False)
     assert digest(run(world, ahead, tasks)) == digest(run(world, plan, None))
+
+
+@given(regrouped())
+def test_a_batch_of_one_is_the_run_of_a_sequence(given: tuple[World, Plan, str, str]) -> None:
+    whole, _, way, _ = given
+    trace = whole.trace.take(np.array([whole.trace.n_sequences - 1]))
+    world = dataclasses.replace(whole, trace=trace)
+    one, other = (
+        dataclasses.replace(world, work=workload(trace, world.model, world.hardware, schedule))
+        for schedule in (batched(trace, 1), lockstep(trace, 1, way))  # type: ignore[arg-type]
+    )
+    plan = undemanding(arbitrary_plan(np.random.default_rng(0), one, 20))
+    assert digest(run(one, plan, None)) == digest(run(other, plan, None))
 
 
 def alike(sequences: int, tokens: int) -> World:
