@@ -134,8 +134,8 @@ class _Cleaning:
             self._count["copied" if copy else "doubtful"] += 1
             end, unsure = end - copy, not copy
         prompt = self._prompt(number, request, end - first)
-        rows = {"experts": routes[first:end]} | {
-            name: self._shape.beside(name, array, request)[first:end] for name, array in request.rows.items()
+        rows = {"experts": iter([routes[first:end]])} | {
+            name: self._shape.beside(name, request, stored, first, end) for name in request.rows
         }
         place = len(self.spools["experts"])
         self._keep(rows, request)
@@ -224,14 +224,15 @@ class _Cleaning:
             )
         return request.prompt
 
-    def _keep(self, rows: dict[str, np.ndarray], request: Request) -> None:
+    def _keep(self, rows: dict[str, Iterator[np.ndarray]], request: Request) -> None:
         if not self._places:
             self.spools |= {name: Spool(_STORED[name], self._folder) for name in rows if name != "experts"}
         if set(rows) != set(self.spools):
             odd = ", ".join(sorted(set(rows) ^ set(self.spools)))
             raise InputError(f"{request.where}: {odd} of some requests only, expected of all or of none")
-        for name, array in rows.items():
-            self.spools[name].add(array)
+        for name, parts in rows.items():
+            for part in parts:
+                self.spools[name].add(part)
 
     def turns(self) -> list[Turn]:
         """One Turn a request, its rows read from the files."""

@@ -1,5 +1,6 @@
 """Which model, layers and slots the requests of a record have, told from its first ones and held against the others."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from traces.layer_numbers import listed
 from traces.models.known import builtin_decoder, builtin_models
 
 _FILLERS = (-1, 0, 255)
+_ROWS = 256  # in memory at once of what stands beside routes
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,32 @@ class RecordShape:
             routes = routes[:, :, : self.slots]
         return routes
 
-    def beside(self, name: str, array: np.ndarray, request: Request) -> np.ndarray:
-        """What stands beside each route, for routed layers alone and as it is stored; raises InputError."""
-        sizes = {"gates": (self.stored[1],), "probs": (self.experts,)}.get(name, array.shape[2:])
+    def beside(self, name: str, request: Request, routed: np.ndarray, first: int, end: int) -> Iterator[np.ndarray]:
+        """What stands beside rows ``first`` to ``end`` - 1, for routed layers alone and as it is stored, part by part.
+
+        ``routed`` is what `routed` gives of the request. Raises InputError.
+        """
+        whole = request.rows[name]
+        sizes = {"gates": (self.stored[1],), "probs": (self.experts,)}.get(name, whole.shape[2:])
         wanted = (len(request.routes), self.stored[0], *sizes)
-        if array.dtype.kind != "f" or array.shape != wanted:
-            raise InputError(f"{request.where}: {name} {array.dtype} of shape {array.shape}, expected floats {wanted}")
+        if whole.dtype.kind != "f" or whole.shape != wanted:
+            raise InputError(f"{request.where}: {name} {whole.dtype} of shape {whole.shape}, expected floats {wanted}")
+        for start in range(first, end, _ROWS):
+            part = slice(start, min(start + _ROWS, end))
+            yield self._part(name, whole[part], routed[part], request.where)
+
+    def _part(self, name: str, array: np.ndarray, routed: np.ndarray, where: str) -> np.ndarray:
+        """Some rows of the same."""
         if self.routed_at is not None:
             array = array[:, self.routed_at]
         if name != "states" and not (np.isfinite(array).all() and np.abs(array).max(initial=0) <= np.finfo("f2").max):
-            raise InputError(f"{request.where}: {name} hold a value that is not finite, or too large to be stored")
+            raise InputError(f"{where}: {name} hold a value that is not finite, or too large to be stored")
         if name == "probs":
             if array.min(initial=0) < 0 or array.max(initial=0) > 1.001:
-                raise InputError(f"{request.where}: probabilities from {array.min()} to {array.max()}, expected 0 to 1")
+                raise InputError(f"{where}: probabilities from {array.min()} to {array.max()}, expected 0 to 1")
             return np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
         if name == "gates":
-            array = np.where(self.routed(request) < 0, 0, array[:, :, : self.slots])
+            array = np.where(routed < 0, 0, array[:, :, : self.slots])
         return array
 
 

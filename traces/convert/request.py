@@ -3,8 +3,24 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+
+
+class Rows(Protocol):
+    """An array, or what gives parts of one when they are asked for."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its numbers."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all of it."""
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        """Some rows."""
 
 
 @dataclass
@@ -24,14 +40,14 @@ class Request:
     domain: str | None = None
     name: str | None = None  # the sequence's id
     gates: np.ndarray | None = None  # (n, L, k) floats: weights as the model used them
-    probs: np.ndarray | None = None  # (n, L, E) floats: router probabilities
-    states: np.ndarray | None = None  # (n, L, H) floats: router inputs
+    probs: "Rows | None" = None  # (n, L, E) floats: router probabilities
+    states: "Rows | None" = None  # (n, L, H) floats: router inputs
     where: str = "array 'routed_experts'"
     row: int = 0
     padded: bool = False  # filler before the first real row is padding too
 
     @property
-    def rows(self) -> dict[str, np.ndarray]:
+    def rows(self) -> "dict[str, Rows]":
         """What there is of each row beside its route, by name."""
         named = (("gates", self.gates), ("probs", self.probs), ("states", self.states))
         return {name: array for name, array in named if array is not None}

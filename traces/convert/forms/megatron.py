@@ -6,7 +6,7 @@ a training run, and steps of one token continue it. Fields are those of ``megatr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,22 @@ from traces.convert.form import Form
 from traces.convert.json_values import json_values
 from traces.convert.request import Record, Request
 from traces.convert.shapes import Given
+from traces.convert.sidecar import Sidecar, Softmax, Vectors
 from traces.convert.source import Source, by_number
 
 _NAME = "router_trace_rank*.jsonl"
 _SIDECARS = {"states": ("hidden_states_rank{}.bin", "hs"), "logits": ("logits_rank{}.bin", "logit")}
+_ROWS = 64  # whose logits are in memory at once
 _STRAY = "{} records of multi-token prediction, whose layers are no part of the model's own, were passed over"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Rank:
-    """The file of one rank, and the source that it is or lies in."""
+    """The file of one rank, the source that it is or lies in, and the files beside it that have been opened."""
 
     source: Source
     path: Path
+    beside: dict[str, Sidecar] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -43,11 +46,11 @@ class _Rank:
 
 @dataclass
 class _Step:
-    """One step of a rank: routes (n, L, k) of its layers in order, and what stands beside them."""
+    """One step of a rank: routes (n, L, k) of its layers in order, and (n, W) bfloat16 of each layer beside them."""
 
     number: int
     routes: np.ndarray
-    beside: dict[str, np.ndarray]
+    beside: dict[str, list[np.ndarray]]
 
     def __len__(self) -> int:
         return len(self.routes)
@@ -61,7 +64,7 @@ def _read(sources: Sequence[Source], given: Given) -> Record:
     logits = heads[0] is not None and "logits" in heads[0].beside
     record = Record(
         (), layers=np.array(layers), captured="routes as Megatron's router tracer wrote them", buffers=False,
-        experts=int(heads[0].beside["logits"].shape[2]) if logits and heads[0] is not None else None,
+        experts=int(heads[0].beside["logits"][0].shape[1]) if logits and heads[0] is not None else None,
         files=[rank.path.parent / name.format(_number(rank)) for rank in ranks for name, _ in _SIDECARS.values()],
     )  # fmt: skip
     record.files = [path for path in record.files if path.is_file()]
@@ -134,21 +137,26 @@ def _grouped(stream: list[_Rank], record: Record) -> Iterator[list[_Step]]:
 def _request(steps: list[_Step], number: int) -> tuple[Request, int]:
     """One request, and how many of its routes are not those of the largest logits."""
     routes = np.concatenate([step.routes for step in steps])
-    beside = {name: np.concatenate([step.beside[name] for step in steps]) for name in steps[0].beside}
-    probs, odd = None, 0
-    if "logits" in beside:
-        logits = beside["logits"].astype(np.float64)
-        shifted = np.exp(logits - logits.max(axis=2, keepdims=True))
-        probs = shifted / shifted.sum(axis=2, keepdims=True)
-        taken = np.take_along_axis(logits, np.maximum(routes, 0).astype(np.intp), axis=2)
-        largest = np.sort(logits, axis=2)[:, :, -routes.shape[2] :]
-        odd = int(((np.sort(taken, axis=2) != largest) & (routes >= 0)).any(axis=2).sum())
-        order = np.argsort(np.where(routes < 0, np.inf, -taken), axis=2, kind="stable")
-        routes = np.take_along_axis(routes, order, axis=2)
+    beside = {name: Vectors(name, [step.beside[name] for step in steps]) for name in steps[0].beside}
+    logits, odd = beside.get("logits"), 0
+    for start in range(0, len(routes) if logits is not None else 0, _ROWS):
+        part = slice(start, start + _ROWS)
+        routes[part], other = _by_logit(routes[part], beside["logits"][part])
+        odd += other
+    probs = None if logits is None else Softmax(logits)
     # Steps of one token alone, or one step: which rows are of a prompt is known where a longer step comes first.
     prompt = len(steps[0]) if len(steps) > 1 and len(steps[0]) > 1 else 0
     where = f"steps {steps[0].number} to {steps[-1].number}"
     return Request(routes, prompt=prompt, probs=probs, states=beside.get("states"), where=where), odd
+
+
+def _by_logit(routes: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, int]:
+    """Routes (n, L, k) with the largest of their logits (n, L, E) first, and how many are not of the largest of all."""
+    taken = np.take_along_axis(logits, np.maximum(routes, 0).astype(np.intp), axis=2)
+    largest = np.sort(logits, axis=2)[:, :, -routes.shape[2] :]
+    odd = int(((np.sort(taken, axis=2) != largest) & (routes >= 0)).any(axis=2).sum())
+    order = np.argsort(np.where(routes < 0, np.inf, -taken), axis=2, kind="stable")
+    return np.take_along_axis(routes, order, axis=2), odd
 
 
 def _joined(streams: list[Iterator[_Step]]) -> Iterator[_Step]:
@@ -156,7 +164,7 @@ def _joined(streams: list[Iterator[_Step]]) -> Iterator[_Step]:
     for parts in zip(*streams, strict=True):
         if len({(part.number, len(part)) for part in parts}) > 1:
             raise InputError(f"step {parts[0].number}: stages of a pipeline have other steps or tokens")
-        beside = {n: np.concatenate([p.beside[n] for p in parts], axis=1) for n in parts[0].beside}
+        beside = {name: [array for part in parts for array in part.beside[name]] for name in parts[0].beside}
         yield _Step(parts[0].number, np.concatenate([part.routes for part in parts], axis=1), beside)
 
 
@@ -200,29 +208,20 @@ def _step(held: Mapping[int, Mapping[str, Any]], layers: list[int], rank: _Rank)
     beside = {}
     for name, (_, key) in _SIDECARS.items():
         if all(f"{key}_offset" in held[layer] for layer in layers):
-            beside[name] = np.stack([_sidecar(rank.path, held[layer], name, len(parts[0])) for layer in layers], axis=1)
+            beside[name] = [_sidecar(rank, held[layer], name, len(parts[0])) for layer in layers]
     return _Step(number, np.stack(parts, axis=1), beside)
 
 
-def _sidecar(path: Path, record: Mapping[str, Any], name: str, rows: int) -> np.ndarray:
-    """(n, H or E) float32 of one record's bfloat16 rows."""
+def _sidecar(rank: _Rank, record: Mapping[str, Any], name: str, rows: int) -> np.ndarray:
+    """(n, H or E) bfloat16 rows of one record."""
     file, key = _SIDECARS[name]
-    place = path.parent / file.format(record["rank"])
     offset, size, shape = record[f"{key}_offset"], record[f"{key}_bytes"], record[f"{key}_shape"]
     if len(shape) != 2 or shape[0] != rows or size != 2 * shape[0] * shape[1] or offset < 0:
-        raise InputError(f"{path.name}: {key}_shape {shape} of {size} bytes for {rows} tokens")
-    try:
-        with place.open("rb") as handle:
-            handle.seek(offset)
-            data = handle.read(size)
-    except OSError as error:
-        raise InputError(f"{place.name}: cannot be read: {error.strerror}; it lies beside {path.name}") from None
-    if len(data) != size:
-        raise InputError(f"{place.name}: ends at byte {offset + len(data)}, expected {size} from {offset}")
-    values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-    if not np.isfinite(values).all():
-        raise InputError(f"{place.name}: a value from byte {offset} is not finite")
-    return values
+        raise InputError(f"{rank.name}: {key}_shape {shape} of {size} bytes for {rows} tokens")
+    place = rank.path.parent / file.format(record["rank"])
+    if place.name not in rank.beside:
+        rank.beside[place.name] = Sidecar(place, rank.name)
+    return rank.beside[place.name].rows(offset, shape)
 
 
 def _number(rank: _Rank) -> int:
