@@ -26,7 +26,7 @@ _BUILT_IN = "sim.machine.software"
 DEFAULT_SOFTWARE = "fast"
 MEASURED: dict[str, Literal["host", "gpu"]] = {"measured": "gpu", "measured-host": "host"}
 
-_REGROUPED = "fitted to 0.17 to 0.65 ms of 8 to 64 tokens, `python -m sim bench --regroup` on one core of an AMD EPYC"
+_REGROUPED = "fitted to 0.08 to 0.89 ms of 8 to 64 tokens, `python -m sim bench --regroup` on one core of an AMD EPYC"
 
 
 class PredictionCosts(Lookups, Profile):
@@ -40,9 +40,9 @@ class PredictionCosts(Lookups, Profile):
         value=2500, source="assumed: 230 kernels of the published net, 11 us each as those of network_us"
     )
     """Microseconds that one pass of a path predictor takes, a token of each sequence, beside reading its weights."""
-    regroup_us: Number = Figure(value=210, source=_REGROUPED, measured=True)
+    regroup_us: Number = Figure(value=90, source=_REGROUPED, measured=True)
     """Microseconds that splitting the tokens of two batches takes (``sim.schedules.grouping``), whatever their size."""
-    regroup_ns: Number = Figure(value=3.6, source=_REGROUPED, measured=True)
+    regroup_ns: Number = Figure(value=7.5, source=_REGROUPED, measured=True)
     """Nanoseconds that it takes more for each token and expert of all layers."""
     where: Literal["host", "gpu"]
     """Where tables lie and are searched; on the host they take no GPU memory."""

@@ -18,7 +18,7 @@ BY_PREDICTION = ("kmeans", "exact")
 """Those that go by predicted routes."""
 MOST_EXACT = 16
 """Tokens that `exact` takes at most: 6,435 splits."""
-STARTS = 4
+STARTS = 16
 ROUNDS = 20
 
 
@@ -32,7 +32,7 @@ def kmeans(paths: np.ndarray, size: int, rng: np.random.Generator, present: np.n
 
     The Hamming distance of two paths is their squared Euclidean one, so the nearest mean is found from products of
     paths alone. Each start takes a token and the one least like it as centres; then the ``size`` tokens that lie most
-    on the first mean's side make the first group, until nothing changes. The best of some starts counts, by experts
+    on the first mean's side make the first group, until nothing changes. The best of `STARTS` counts, by experts
     needed; the ``present`` split, where there is one of that size, stays unless another needs fewer.
     """
     n = len(paths)
@@ -40,28 +40,23 @@ def kmeans(paths: np.ndarray, size: int, rng: np.random.Generator, present: np.n
     alike = bits @ bits.T
     ones = alike.diagonal()
     apart = ones[:, None] + ones - 2 * alike
-    best, least = None, 0
+    seeds = rng.permutation(n)[:STARTS]
+    first = _nearest(apart[seeds] - apart[apart[seeds].argmax(axis=1)], size)
+    for _ in range(ROUNDS):
+        again = _nearest((~first) @ alike / (n - size) - first @ alike / size, size)
+        if (again == first).all():
+            break
+        first = again
     if present is not None:
-        best, least = present, needed_by(paths, present)
-    for seed in rng.permutation(n)[:STARTS]:
-        side = apart[seed] - apart[np.argmax(apart[seed])]
-        first = _nearest(side, size)
-        for _ in range(ROUNDS):
-            toward = alike[:, first].mean(axis=1) - alike[:, ~first].mean(axis=1)
-            again = _nearest(-toward, size)
-            if (again == first).all():
-                break
-            first = again
-        if best is None or needed_by(paths, first) < least:
-            best, least = first, needed_by(paths, first)
-    assert best is not None
-    return best
+        first = np.concatenate([present[None], first])
+    needed = sum(((group @ bits) > 0).sum(axis=1) for group in (first.astype(np.float32), (~first).astype(np.float32)))
+    return np.asarray(first[np.argmin(needed)])
 
 
 def _nearest(distance: np.ndarray, size: int) -> np.ndarray:
-    """The ``size`` smallest, (n,) bool; of equal ones those that come first."""
-    first = np.zeros(len(distance), bool)
-    first[np.argsort(distance, kind="stable")[:size]] = True
+    """The ``size`` smallest of each row (.., n), bool; of equal ones those that come first."""
+    first = np.zeros(distance.shape, bool)
+    np.put_along_axis(first, np.argsort(distance, axis=-1, kind="stable")[..., :size], True, axis=-1)
     return first
 
 
