@@ -64,8 +64,8 @@ function coloured(form) {
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: soft, font: { color: ink }, align: "left" },
   };
   if (innerWidth < 600 && !heat) layout.height += 20 * form.data.length;
-  if (heat && innerWidth < 600) {  // the scale's room is below, where there is width for it; the names need the title's
-    layout.yaxis = { ...layout.yaxis, title: undefined };
+  if (heat && innerWidth < 600) {  // the scale's room is below, where there is width for it; long names need the title's
+    if (form.data[0].y.some((name) => name.length > 8)) layout.yaxis = { ...layout.yaxis, title: undefined };
     data[0].colorbar = { ...data[0].colorbar, orientation: "h", x: 0.5, y: 1.02, yanchor: "bottom",
                          title: { ...data[0].colorbar.title, side: "top" } };
   }
