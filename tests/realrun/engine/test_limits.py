@@ -428,3 +428,9 @@ def test_an_eviction_rule_of_ones_own_that_fails_is_named(trace, tmp_path, capsy
     assert main([*command, "--cache", "4"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: policy own: eviction: LookupError: nobody (own_rule.py, line 8")
+
+
+@pytest.mark.parametrize("more", [("--regroup", "none"), ("--pipeline", "clairvoyant")])
+def test_a_real_run_regroups_nothing(trace: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, str]) -> None:
+    assert main(["replay", str(trace), "--policy", "lru", "--device", "cpu", *more]) == 2
+    assert "a real run predicts as its steps begin and regroups nothing" in capsys.readouterr().err
