@@ -53,22 +53,16 @@ def lockstep(trace: Trace, batch: int, regroup: Regroup, *, pairs: int = 1, seed
     """
     if batch < 1:
         raise InputError(f"batch: {batch} sequences; give at least 1")
-    waiting = iter(sequence_parts(trace))
+    waiting = sequence_parts(trace)[::-1]
     flights: list[list[_Running]] = [[] for _ in range(pairs)]
     steps, splitter = _Steps(), _Splitter(trace, batch, regroup, seed)
-    following = next(waiting, None)
-    while following or any(flights):
+    for flight in flights:
+        _fill(flight, 2 * batch, waiting, steps)
+    while any(flights):
         for flight in flights:
-            while following and len(flight) < 2 * batch:
-                begin, decode, end = following
-                if decode > begin:
-                    prompt = list(range(begin, decode))
-                    steps.add(PREFILL, prompt, len(steps.phase), [False] * len(prompt))
-                if end > decode:
-                    flight.append(_Running(decode, end))
-                following = next(waiting, None)
             if flight:
                 _round(flight, steps, splitter)
+                _fill(flight, 2 * batch, waiting, steps)  # before the other pair's round, which hides its predictions
     rows = steps.rows
     return Schedule(
         np.array(steps.phase, np.int64),
@@ -78,6 +72,17 @@ def lockstep(trace: Trace, batch: int, regroup: Regroup, *, pairs: int = 1, seed
         begin=np.array(steps.begin, np.int64) if regroup in BY_PREDICTION else None,
         moved=np.array(steps.moved, bool),
     )
+
+
+def _fill(flight: list[_Running], most: int, waiting: list[tuple[int, int, int]], steps: _Steps) -> None:
+    """Prefill sequences that wait, the next one last, until ``flight`` has as many as it may."""
+    while waiting and len(flight) < most:
+        begin, decode, end = waiting.pop()
+        if decode > begin:
+            prompt = list(range(begin, decode))
+            steps.add(PREFILL, prompt, len(steps.phase), [False] * len(prompt))
+        if end > decode:
+            flight.append(_Running(decode, end))
 
 
 def _round(flight: list[_Running], steps: _Steps, splitter: "_Splitter") -> None:
