@@ -10,8 +10,11 @@ that a batch needs together, found among all that is predicted for any of its to
 larger the batch, the more a guess at random finds.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
@@ -45,8 +48,25 @@ def measure(options: ExperimentOptions) -> Data:
             for one in found
             for guess, right in _judged(one, one if one.in_domain else own.get(one.model.name, one)).items()
         ],
+        "recorded": [_recorded(one) for one in _records() if one["model"] in {two.model.name for two in found}],
         "made": made(options),
     }
+
+
+def _records() -> list[Data]:
+    """How right predictors and guesses were on the full captures, which hold token ids (``traces/records``)."""
+    files = sorted((resources.files("traces") / "records").iterdir(), key=lambda file: file.name)
+    read = [json.loads(file.read_text("utf-8")) for file in files if file.name.endswith("_accuracy.json")]
+    return [one for entries in read for one in entries]
+
+
+def _recorded(one: Data) -> Data:
+    shown = {
+        guess: None if right is None else [_mean(np.array(right[what], float)) for what in ("recall", "union_recall")]
+        for guess, right in one["guesses"].items()
+    }
+    keys = ("model", "in_domain", "rows", "batch")
+    return {"data": Path(one["file"]).stem, "guesses": shown} | {key: one[key] for key in keys}
 
 
 def _judged(one: Service, own: Service) -> Mapping[str, Accuracy | None]:
@@ -95,9 +115,21 @@ def sheets(data: Data) -> list[Sheet]:
     title = f"Right per token / of a batch of {data['batch']}"
     sixth = [f"{i}/6" for i in range(6)]
     return [
+        _of_captures(data),
         Sheet(title, ["model", "data", "published", *guesses], rows, notes("expertflow-accuracy")),
         Sheet("Right per token, by layer", ["model", "data", "guess", *sixth], layers, long=True),
     ]
+
+
+def _of_captures(data: Data) -> Sheet:
+    rows = []
+    guesses = list(dict.fromkeys(guess for one in data["recorded"] for guess in one["guesses"]))
+    for one in data["recorded"]:
+        cells = [NOTHING if (two := one["guesses"][guess]) is None else _pair(*two) for guess in guesses]
+        learnt = "same" if one["in_domain"] else "other"
+        rows.append([one["model"], f"{one['data']} ({learnt} domain)", str(one["batch"]), *cells])
+    title = "Right per token / of a batch, on the full captures"
+    return Sheet(title, ["model", "data", "batch", *guesses], rows, notes("expertflow-accuracy-captures"))
 
 
 @cache
@@ -106,7 +138,11 @@ def _published(in_domain: bool | None) -> str:
 
 
 def _cell(one: Data) -> str:
-    return f"{percent(one['token'], 0)} / {percent(one['batch'], 0)}" if "token" in one else NOTHING
+    return _pair(one["token"], one["batch"]) if "token" in one else NOTHING
+
+
+def _pair(token: float | None, batch: float | None) -> str:
+    return f"{percent(token, 0)} / {percent(batch, 0)}"
 
 
 def draw(data: Data, figure: Figure) -> None:

@@ -8,9 +8,10 @@ knows the batch (reckoned, not replayed). *Both as coded*: ExpertFlow's own code
 ahead of their time.
 
 Both: copies in order and whole, as a simple stream makes them; slower and faster links; a loop of CUDA graphs, which
-launches almost for free; a loop that stops after every expert, as ExpertFlow's published code does, for half a
-millisecond each (assumed). *With the encoder*: each batch's prompts first pass the encoder, whose experts cross the
-link once for it (reckoned; its routes are not in the traces, and a batch of prompts needs nearly all).
+launches almost for free; an H200, whose figures were measured; a loop that stops after every expert, as ExpertFlow's
+published code does, for half a millisecond each (assumed). *With the encoder*: each batch's prompts first pass the
+encoder, whose experts cross the link once for it (reckoned; its routes are not in the traces, and a batch of prompts
+needs nearly all).
 
 ExpertFlow: its predictions for free; another eviction; and an oracle that is right as often as the row says, in the
 place of its net.
@@ -75,6 +76,7 @@ def conditions(service: Service, over: str) -> Iterator[Condition]:
         yield Condition(link, way(service, scene={"link": link}), Way.of(rivals, link=link))
     for loop, label in (("graphs", "CUDA graphs"), (STOPPING, "stops after every expert")):
         yield Condition(label, way(service, scene={"loop": loop}), Way.of(rivals, loop=loop))
+    yield Condition("H200, measured", way(service, scene={"hardware": "h200"}), Way.of(rivals, hardware="h200"))
     yield Condition("free predictions", way(service, charge="free"), rival)
     yield Condition("evict lru", way(service, eviction="lru"), rival)
     perfect = Altered("", "perfect-lfu", {})
@@ -85,12 +87,13 @@ def conditions(service: Service, over: str) -> Iterator[Condition]:
 
 
 def _places(options: ExperimentOptions) -> list[tuple[Service, str, int, int, Claim]]:
-    """Each claim's data sets, in the predictor's own domain."""
+    """The first data set of each claim's model, in the predictor's own domain."""
     found = []
     for claim in [one for one in expertflow().claim if one.figure == "throughput" and one.over]:
-        for service in [one for one in services(options) if one.in_domain is not False]:
+        mine = [one for one in services(options) if one.model.name == claim.model and one.in_domain is not False]
+        for service in mine[:1]:
             slots, batch = claim.slots or USUAL[0], claim.batch or min(USUAL[1], max(service.batches, default=1))
-            if service.model.name == claim.model and slots in service.slots and batch in service.batches:
+            if slots in service.slots and batch in service.batches:
                 found.append((service, claim.over or "", slots, batch, claim))
     return found
 

@@ -17,7 +17,7 @@ from analysis.services import Service, Way, services
 from analysis.workloads import loaded
 
 CACHES = ("25%", "50%")
-SHOWN = (1, 4, 16, 32)
+SHOWN = (1, 4, 16)
 """Batches."""
 CONTROL = "perfect-lfu"
 
