@@ -60,6 +60,13 @@ def give_back_pages_of(mapped: mmap.mmap) -> None:
     _READ.add(mapped)
 
 
+def give_back_pages() -> None:
+    """Give pages of files that are mapped back to the system."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in list(_READ):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
 @contextmanager
 def pages_given_back() -> Iterator[None]:
     """Within it, pages of files that are mapped are given back to the system every moment: else all that has been
@@ -69,15 +76,12 @@ def pages_given_back() -> Iterator[None]:
 
     def give_back() -> None:
         while not done.wait(_SECONDS):
-            for mapped in list(_READ):
-                mapped.madvise(mmap.MADV_DONTNEED)
+            give_back_pages()
 
     thread = threading.Thread(target=give_back, daemon=True)
-    if hasattr(mmap, "MADV_DONTNEED"):
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()

@@ -19,7 +19,7 @@ from traces.layer_numbers import listed
 from traces.models.known import builtin_decoder, builtin_models
 
 _FILLERS = (-1, 0, 255)
-_ROWS = 256  # in memory at once of what stands beside routes
+_ROWS = 32  # in memory at once of what stands beside routes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 
 from ground.errors import InputError
 from tests.support.engine_records import BUILDERS, LENGTHS, TOKENS, TRUTH, given
+from tests.support.records import notes
 from traces.convert.kinds import convert_files
 from traces.trace import Trace
 
@@ -68,7 +69,7 @@ def _wrong(trace: Trace, sequence: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_damaged_record_is_refused_in_a_line_or_differs_where_it_was_damaged_alone(name: str, tmp_path: Path) -> None:
     # In texts nothing shows that a digit was changed: one route or one token may differ, where the digit is. In parquet
-    # files many rows may share one value.
+    # files many rows may share one value. A token that is missing is doubted, in a note.
     whole = tmp_path / "whole"
     whole.mkdir()
     built = BUILDERS[name](whole)
@@ -86,6 +87,8 @@ def test_a_damaged_record_is_refused_in_a_line_or_differs_where_it_was_damaged_a
             assert "\n" not in str(error) and str(tmp_path) in str(error), (seed, str(error))
             assert not out.exists()
         else:
+            if "as many rows as tokens" in notes(trace):
+                continue
             wrong = [_wrong(trace, sequence) for sequence in range(trace.n_sequences)]
             routes, tokens = (sum(one[i] for one in wrong) for i in range(2))
             shared = name in ("flame", "policylang parquet")
