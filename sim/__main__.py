@@ -10,11 +10,10 @@ if __name__ == "__main__":  # the imports below take a moment
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ground.command_line import Help, command_line, run
@@ -24,12 +23,13 @@ from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
+from sim.listings import Json, hardware, hosts, memory, models, policies, software
 from sim.policies.named import NamedPolicy, every_policy
 from sim.report.metrics import Report
 from sim.run.engines import Engine
 from sim.run.faults import SimulationError
 from sim.run.replay_options import ReplayOptions
-from sim.run.scene import Quantisation, Scene, code_version, lacking, scene_of
+from sim.run.scene import Scene, code_version, lacking, scene_of
 from sim.run.terms import TooSmallError
 from sim.sweep.command import sweep
 from traces.arrays import shown as shown_path
@@ -41,8 +41,6 @@ app = command_line(
 )
 
 _TracePath = Annotated[Path | None, Help("the trace to replay, .npz; for several use --mix")]
-_Json = Annotated[str | None, Help("write the report as JSON here, - is standard output", allow_leading_hyphen=True)]
-_Toml = Annotated[bool, Help("print the profile's file, to begin one of yours with")]
 _USUAL = ReplayOptions()
 
 
@@ -56,7 +54,7 @@ def replay_command(
     ] = "lru",
     set_: Annotated[list[str] | None, Help("parameters of the policy, each key=value")] = None,
     options: ReplayOptions = _USUAL,
-    json: _Json = None,
+    json: Json = None,
     timeline: Annotated[Path | None, Help("write a Perfetto timeline here, .json or .json.gz")] = None,
 ) -> None:
     """Replay a trace, or several in turn, under one policy and report throughput, hits, latency and the bounds.
@@ -100,7 +98,7 @@ def compare(
     ] = None,
     options: ReplayOptions = _USUAL,
     draw: Annotated[bool, Help("show the speeds as bars too")] = False,
-    json: _Json = None,
+    json: Json = None,
 ) -> None:
     """Replay a trace under several policies at equal GPU bytes and print one table; a star marks references.
 
@@ -156,128 +154,8 @@ def compare(
         raise InputError(f"{len(reasons)} of {len(wanted)} policies failed: {each}")
 
 
-@app.command
-def policies(
-    name: Annotated[str | None, Help("one policy in full: a name or module:Class")] = None, /, *, json: _Json = None
-) -> None:
-    """List the policies, their parameters and what they need of a trace, or show one with what its parameters mean.
-
-    For example:
-
-    ```
-    python -m sim policies
-    python -m sim policies popularity
-    ```
-    """
-    from sim.report.catalogue import policies_json, policies_table, policy_json, policy_view
-
-    _list(name, json, (policies_table, policies_json), (policy_view, policy_json))
-
-
-@app.command
-def models(
-    name: Annotated[
-        str | None,
-        Help("one model in full: a built-in name, a config.json, a .gguf, or the index of .safetensors"),
-    ] = None, /, *,
-    quant: Quantisation = None, json: _Json = None,
-) -> None:  # fmt: skip
-    """List the built-in models, or show one with its sizes.
-
-    For example:
-
-    ```
-    python -m sim models
-    python -m sim models qwen3-30b-a3b
-    python -m sim models qwen3-30b-a3b --quant q4_k_m
-    ```
-    """
-    from sim.report.catalogue import model_json, model_table, models_json, models_table
-
-    if quant is not None and name is None:
-        raise InputError("--quant: expected the name of one model with it")
-    one = partial(model_table, quant=quant), partial(model_json, quant=quant)
-    _list(name, json, (models_table, models_json), one)
-
-
-@app.command
-def hardware(
-    name: Annotated[str | None, Help("one profile in full: a built-in name or a .toml file")] = None,
-    /,
-    *,
-    toml: _Toml = False,
-    json: _Json = None,
-) -> None:
-    """List the built-in hardware profiles, or show one with the source of every figure.
-
-    What each field means, with a card of one's own as an example: docs/hardware.md. For example:
-
-    ```
-    python -m sim hardware
-    python -m sim hardware h200
-    python -m sim hardware rtx-4090 --toml > mine.toml
-    ```
-    """
-    from sim.machine.hardware import Hardware, hardware_text
-    from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table
-
-    if toml:
-        return _print_file(name, json, hardware_text, Hardware.parse)
-    _list(name, json, (hardware_table, hardware_json), (machine_table, machine_json))
-
-
-@app.command
-def hosts(
-    name: Annotated[str | None, Help("what one expert takes on one host: ddr5-5600x2, or a .toml file")] = None,
-    /,
-    *,
-    model: Annotated[str, Help("whose expert")] = "qwen3-30b-a3b",
-    quant: Quantisation = None,
-    link: Annotated[str, Help("what a copy of it crosses instead")] = "pcie4x16",
-    json: _Json = None,
-) -> None:
-    """List the hosts that can compute experts, or show what one expert takes on one of them.
-
-    For example:
-
-    ```
-    python -m sim hosts
-    python -m sim hosts ddr5-5600x2 --model qwen3-30b-a3b
-    ```
-    """
-    from sim.report.hosts import host_json, host_table, hosts_json, hosts_table
-
-    table = partial(host_table, model=model, quant=quant, link=link)
-    data = partial(host_json, model=model, quant=quant, link=link)
-    _list(name, json, (hosts_table, hosts_json), (table, data))
-
-
-@app.command
-def software(
-    name: Annotated[str | None, Help("one profile: a built-in name or a .toml file")] = None,
-    /,
-    *,
-    toml: _Toml = False,
-    json: _Json = None,
-) -> None:
-    """List the software profiles, which say what predictions cost, or show one; every figure with its source.
-
-    For example:
-
-    ```
-    python -m sim software
-    python -m sim software paper
-    python -m sim software paper --toml > mine.toml
-    ```
-    """
-    from sim.machine.prediction_costs import PredictionCosts, software_text
-    from sim.report.catalogue import costs_json, software_json, software_table
-
-    if toml:
-        return _print_file(name, json, software_text, PredictionCosts.parse)
-    _list(name, json, (software_table, software_json), (software_table, costs_json))
-
-
+for listing in (policies, models, hardware, hosts, software, memory):
+    app.command(listing)
 app.command(sweep)
 
 
@@ -289,7 +167,7 @@ def bench(
     sweep: Annotated[Path | None, Help("measure a sweep of 1,000 designs over this trace, and nothing else")] = None,
     workers: Annotated[WholeNumber, Help("processes of that sweep")] = 2,
     regroup: Annotated[bool, Help("measure how long --regroup kmeans takes for one split, and nothing else")] = False,
-    json: _Json = None,
+    json: Json = None,
 ) -> None:
     """Measure how fast the engines are, beside a bare SimPy loop and other caches; or a sweep, or regrouping.
 
@@ -358,31 +236,6 @@ def _progress(here: Scene) -> Iterator[Callable[[str], Callable[[int], None]]]:
 
     with bar:
         yield advance
-
-
-_Shown = tuple[Callable[..., RenderableType], Callable[..., object]]
-"""What shows something to a person, and to a program."""
-
-
-def _list(name: str | None, json: str | None, every: _Shown, one: _Shown) -> None:
-    """Show all that there is of a kind, or the one that is named."""
-    keep_apart([name], {"--json": json})
-    (view, data), names = (every, ()) if name is None else (one, (name,))
-    seen = view(*names)
-    with written(json) as write:
-        write(data(*names))
-    show(seen, json)
-
-
-def _print_file(
-    name: str | None, json: str | None, read: Callable[[str], bytes], parse: Callable[[bytes, str], object]
-) -> None:
-    """Print the file of the profile that is named, if it is a valid one."""
-    if name is None or json is not None:
-        raise InputError("--toml: expected the name of one profile, and no --json")
-    text = read(name)
-    parse(text, name)
-    print(text.decode("utf-8"), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike
 from ground.errors import InputError
 from sim.machine.figures import Curve
 from sim.machine.hardware import Hardware, Layer
-from traces.models.attention import KV_BYTES
 from traces.models.spec import ModelSpec
 
 MOST_NS = 10**18
@@ -198,8 +197,8 @@ class Costs:
             work = np.minimum(work, pairs * attention.decode_width)
         work += every * attention.index_width
         size = self.model.attention_bytes(layer) + (self.model.router_bytes(layer) if router else 0)
-        moved = size + (read + rows) * attention.kv_width * KV_BYTES
-        moved += (cached + rows) * attention.index_kv_width * KV_BYTES
+        moved = size + (read + rows) * self.model.kv_bytes(attention.kv_width)
+        moved += (cached + rows) * self.model.kv_bytes(attention.index_kv_width)
         moved += np.where(prefill, 1, rows) * 2 * attention.state_bytes
         flops = 2.0 * rows * (weights + router + attention.state_width) + 2.0 * work
         return self._block(moved, flops, self._layer_floor_ns)

@@ -8,6 +8,8 @@ from sim.workload import MOST
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1}
 LAYER = "/layer"
+AUTO = "auto"
+"""What the card leaves; `sim.run.memory` works it out."""
 
 
 def parse_capacity(text: str, expert_bytes: tuple[int, ...], n_experts: int) -> int:

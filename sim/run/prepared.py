@@ -211,11 +211,12 @@ def report(
         "resident_model": model.resident_bytes,
         "policy": plan.gpu_bytes,
         "kv": cache_bytes(scene.trace, scene.work.schedule, model),
+        **(scene.memory.beside if scene.memory else {}),
     }
     settings = {
         "cache": describe_capacity(scene.budget, model.expert_bytes, model.experts), "cache_bytes": scene.budget,
         "batch": scene.batch, "split": scene.split, "discipline": run.terms.discipline, "chunks": run.terms.chunks,
-        "all_in_gpu_bytes": every + model.resident_bytes + gpu["kv"] - scene.kv_more,
+        "all_in_gpu_bytes": every + sum(gpu.values()) - gpu["experts"] - plan.gpu_bytes - scene.kv_more,
         "engine": engine, "regroup": scene.regroup, "pipeline": scene.pipeline,
         "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
         "reference": reference(run.policy, plan, scene),

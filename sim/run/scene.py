@@ -19,7 +19,9 @@ from sim.machine.assembly import Assembly
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
 from sim.policies import Policy
-from sim.run.cache_size import parse_capacity
+from sim.run.cache_size import AUTO, parse_capacity
+from sim.run.charged_model import charged_model
+from sim.run.memory import RESERVE, Memory, memory_of
 from sim.schedules.grouping import REGROUPS, Regroup
 from sim.schedules.kv_cache import cache_bytes, with_moves
 from sim.schedules.lockstep import lockstep
@@ -27,15 +29,19 @@ from sim.schedules.pipeline import PIPELINES, Pipeline
 from sim.view import PREDICTING
 from sim.workload import Schedule, Workload, batched, without_loop, workload
 from traces.mix import mix
-from traces.models.known import as_traced, builtin, resolve_model
-from traces.models.quantised import quantised
 from traces.models.spec import ModelSpec
 from traces.plausibility import doubts
 from traces.schema import DECODE, PREDICTED
 from traces.trace import Trace
 
 DEFAULT_CACHE = "25%"
-CacheSize = Annotated[str, Help("GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB")]
+CacheSize = Annotated[
+    str,
+    Help(
+        "GPU memory for experts: 64 (slots), 16/layer, 25% (of all experts), 4000MiB, 16GiB, or auto: what the card "
+        "leaves beside weights, --context, activations and --reserve"
+    ),
+]
 Quantisation = Annotated[
     str | None,
     Help(
@@ -72,9 +78,14 @@ class Scene:
     """How much of predicting and regrouping runs beside steps."""
     kv_more: int = 0
     """Bytes that sequences in flight beyond one batch take for keys, values and states; ``budget`` is without them."""
+    memory: Memory | None = None
+    """What the card's memory is for, where a person asked for what it leaves, or for room for a context."""
 
     def with_cache(self, cache: str) -> "Scene":
         """The same with a cache as a person writes it. Raises InputError for one that holds no expert."""
+        if cache.strip().lower() == AUTO:
+            memory = self.memory or memory_of(self.trace, self.work.schedule, self.model, self.hardware, self.batch)
+            return replace(self, budget=memory.fitting(self.model, self.hardware.name), memory=memory, kv_more=0)
         size, sizes = parse_capacity(cache, self.model.expert_bytes, self.model.experts), self.model.expert_bytes
         if size - self.kv_more < max(sizes):
             raise InputError(
@@ -106,7 +117,10 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "link": (str | None, "a text such as 'pcie4x8'"),
     "host": (str | Path | None, "a text such as 'ddr5-5600x2', or a .toml"),
     "software": (str | Path, "a name or a .toml"),
-    "cache": (str, "a text: '64' (slots), '16/layer', '25%' or '4000MiB'"),
+    "cache": (str, "a text: '64' (slots), '16/layer', '25%', '4000MiB' or 'auto'"),
+    "context": (int | None, "a whole number"),
+    "kv": (str, "a text such as 'q8_0'"),
+    "reserve": (str | None, "a text such as '1024MiB'"),
     "profile": (tuple | None, "a tuple of paths"),
     "split": (str, "profile, eval or all"),
     "batch": (int, "a whole number"),
@@ -161,6 +175,14 @@ class SceneOptions:
         ),
     ] = DEFAULT_SOFTWARE
     cache: CacheSize = DEFAULT_CACHE
+    context: Annotated[
+        WholeNumber | None,
+        Help("tokens of each sequence that memory is kept for; default: what the trace fills", show_default=False),
+    ] = None
+    kv: Annotated[str, Help("the format of cached keys and values: bf16, q8_0, q4_0, ...")] = "bf16"
+    reserve: Annotated[
+        str | None, Help(f"memory that --cache auto leaves free; default: {RESERVE}", show_default=False)
+    ] = None
     profile: Annotated[
         tuple[str, ...] | None,
         Help("traces to learn from (their profile split); default: this one and the bundled ones of its model"),
@@ -267,9 +289,7 @@ def scene_of(
     if options.seed < 0:
         raise InputError(f"seed: {options.seed}; give at least 0")
     traces = load(options.traces, options.split, options.profile, learns)
-    model, notes = _charged_model(traces.whole, options.model)
-    if options.quant is not None:
-        model, notes = quantised(model, options.quant), ()
+    model, notes = charged_model(traces.whole, options.model, options.quant, options.kv)
     hardware = hardware or options.machine.load()
     schedule, kv_more = _scheduled(traces.chosen, model, options)
     work = with_moves(workload(traces.chosen, model, hardware, schedule), traces.chosen, model, hardware)
@@ -279,6 +299,9 @@ def scene_of(
         work, notes=tuple(dict.fromkeys([*notes, *traces.doubts])), regroup=options.regroup, pipeline=options.pipeline,
         kv_more=kv_more,
     )  # fmt: skip
+    if options.context is not None or options.reserve is not None:
+        asked = options.batch, options.context, options.reserve
+        here = replace(here, memory=memory_of(traces.chosen, schedule, model, hardware, *asked))
     return here.with_cache(options.cache)
 
 
@@ -292,47 +315,6 @@ def _scheduled(trace: Trace, model: ModelSpec, options: SceneOptions) -> tuple[S
     pairs = 2 if options.pipeline == "dual-batch" else 1
     schedule = lockstep(trace, options.batch, options.regroup, pairs=pairs, seed=options.seed)
     return schedule, max(0, cache_bytes(trace, schedule, model) - cache_bytes(trace, plain, model))
-
-
-def _charged_model(whole: Trace, named: str | None) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model whose costs are charged, and a note where its experts are of another size than one would expect.
-
-    Expert sizes that a trace states stay where its own model is charged, by default or by name, or where only the
-    person knows that model's dimensions. Another model has its own. So with top_k: the trace's own model may be run
-    with more or fewer experts a token than it was made for, and its routes say how many; another's must agree.
-    """
-    own = whole.meta["model"]
-    known = builtin(str(own.get("name"))) is not None or own.get("config") is not None
-    if named is not None and builtin(named) is not None:
-        own = {**own, "config": None}  # a person who names a built-in model means its sizes
-    if named is None or (known and named.lower() == str(own["name"]).lower()):
-        try:
-            spec = resolve_model(own, whole.layers)
-        except InputError as wrong:
-            if named is not None:
-                raise
-            raise InputError(f"{whole.source}: {wrong}; or say whose costs to charge, --model NAME") from None
-        plain = resolve_model({**own, "expert_bytes": None}, whole.layers)
-    else:
-        spec = plain = resolve_model(named, whole.layers)
-        if spec.experts == whole.n_experts and spec.top_k != whole.top_k:
-            raise InputError(
-                f"--model {named}: {spec.name} takes {spec.top_k} experts a token; expected a model of {whole.top_k}, "
-                f"as {whole.source} has"
-            )
-        if not known and own.get("experts") == spec.experts:
-            spec = as_traced(spec, own)
-    stated = own.get("expert_bytes")
-    if stated is None or tuple(stated) == plain.expert_bytes:
-        return spec, ()
-    mine, other = (_sizes(stated), _sizes(plain.expert_bytes))
-    if spec.expert_bytes == tuple(stated):
-        return spec, (f"experts of {mine}, as the trace states them; by its dimensions {plain.name} has {other}",)
-    return spec, (f"experts of {other}, which are those of {spec.name}; the trace states {mine}",)
-
-
-def _sizes(expert_bytes: Sequence[int]) -> str:
-    return " to ".join(f"{size:,}" for size in sorted({min(expert_bytes), max(expert_bytes)})) + " bytes"
 
 
 def _profiles(whole: Trace, replayed: Sequence[Trace], named: Sequence[str | Path] | None) -> list[Trace]:

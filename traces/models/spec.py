@@ -3,9 +3,12 @@
 from dataclasses import dataclass, replace
 
 from ground.errors import InputError
-from traces.models.attention import KV_BYTES, Attention
+from traces.models.attention import Attention
+from traces.models.blocks import matrix_bytes
 
 MOST_EXPERT_BYTES = 2**50
+KV_FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""What cached keys and values may be stored in: what llama.cpp's --cache-type-k takes."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class ModelSpec:
     """Non-expert weights that stay in GPU memory although this spec does not run them (the other stack's)."""
     stored: Stored | None = None
     """Bytes of the weights outside routed experts, where ``weight_bytes`` and ``embedding_bytes`` do not give them."""
+    kv_format: str = "bf16"
+    """Of cached keys and values."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -194,11 +199,26 @@ class ModelSpec:
         """Bytes of the experts that one token uses, each counted once."""
         return self.top_k * sum(self.expert_bytes)
 
+    def kv_bytes(self, width: int) -> int:
+        """Bytes of ``width`` cached numbers of one token."""
+        return matrix_bytes(self.kv_format, width, 1)
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one more cached token takes in all decoder layers (in windowed ones until the window is full)."""
-        decoder = [self.attention_of(layer) for layer in range(self.encoder_layers, self.layers)]
-        return sum(one.kv_width + one.index_kv_width for one in decoder) * KV_BYTES
+        return self.cached_bytes(1)
+
+    def cached_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of a sequence of so many tokens: of a window's last ones, where there is one.
+
+        An index chooses from all tokens, and all are kept.
+        """
+        total = 0
+        for layer in range(self.encoder_layers, self.layers):
+            one, window = self.attention_of(layer), self.windows[layer]
+            kept = min(tokens, window) if window and not one.index_kv_width else tokens
+            total += kept * self.kv_bytes(one.kv_width) + tokens * self.kv_bytes(one.index_kv_width)
+        return total
 
     @property
     def state_bytes_per_sequence(self) -> int:

@@ -42,11 +42,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     st.sampled_from(QUANTS), st.sampled_from(["lru", "clairvoyant", "popularity", "on-demand", "fiddler"]),
     st.sampled_from(["12", "40%"]), st.sampled_from(["eager", "graphs"]),
-    st.sampled_from([None, "ddr5-5600x2", "epyc-9004x12"]),
+    st.sampled_from([None, "ddr5-5600x2", "epyc-9004x12"]), st.sampled_from(["bf16", "q8_0"]),
 )  # fmt: skip
 @settings(max_examples=25)
-def test_both_engines_agree(path: Path, quant: str, policy: str, cache: str, loop: str, host: str | None) -> None:
-    here = scene(path, quant=quant, cache=cache, loop=loop, host=host, hardware="rtx-3060", profile=[path], split="all")
+def test_both_engines_agree(
+    path: Path, quant: str, policy: str, cache: str, loop: str, host: str | None, kv: str
+) -> None:
+    machine = {"hardware": "rtx-3060", "loop": loop, "host": host}
+    here = scene(path, quant=quant, cache=cache, kv=kv, **machine, profile=[path], split="all")
     run = prepare(here, policy)
     one, other = (run.execute(engine=engine).log for engine in ("simpy", "compiled"))
     for name in vars(one):
