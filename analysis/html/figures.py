@@ -58,7 +58,7 @@ def drawn(plot: AnyPlot) -> Figure:
     """A plot as a figure of matplotlib."""
     figure = new_figure(layout="constrained")
     if isinstance(plot, Curves):
-        figure.set_size_inches(8, 4.8)
+        figure.set_size_inches(8, 4.4 + 0.15 * len({one.name for one in plot.series}))
         _curves(plot, figure.subplots())
     elif isinstance(plot, Bars):
         figure.set_size_inches(8, 1.8 + 0.16 * sum(1 + len(lines_of(name)) for name in plot.names))

@@ -98,13 +98,14 @@ def gain_plots(gains: Gains, designs: Designs) -> list[AnyPlot]:
 def _scattered(gains: Gains, designs: Designs) -> Curves:
     series = []
     left_out = 0
+    policy = [name for name in designs.varying if is_of_policy(name)]
     for name, found in gains.items():
         points = sorted(
             ((stall, gain) for gain in found if (stall := gain.stall or 0) >= LEAST), key=lambda point: point[0]
         )
         left_out += len(found) - len(points)
         xs, ys = [x for x, _ in points], [gain.times for _, gain in points]
-        series.append(Series(name, xs, ys, "dots", [designs.label(gain.one) for _, gain in points]))
+        series.append(Series(name, xs, ys, "dots", [designs.label(gain.one, policy) for _, gain in points]))
         middle = _medians(xs, ys)
         series.append(Series(name, [x for x, _ in middle], [y for _, y in middle]))
     every = [x for one in series for x in one.x]
