@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.sweep.execute import run_design
+from sim.sweep.identity import identity
 from sim.sweep.run import identified
 from sim.sweep.spec import MOST_DESIGNS, load_spec, spec_of
 from tests.support.places import REPOSITORY
@@ -21,6 +23,17 @@ def shown() -> list[tuple[str, dict[str, object]]]:
 def test_the_sweep_file_that_the_readme_shows_is_the_one_that_its_command_takes() -> None:
     text = (REPOSITORY / "analysis/cards.toml").read_text("utf-8")
     assert f"```toml\n{text}```" in (REPOSITORY / "README.md").read_text("utf-8")
+
+
+def test_the_answer_that_the_readme_gives_is_that_of_its_sweep_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    text = " ".join((REPOSITORY / "README.md").read_text("utf-8").split())
+    there = {"hardware": "rtx-5080", "quant": "q4_k_m", "cache": "50%"}
+    every = load_spec(Path("analysis/cards.toml")).space.grid(MOST_DESIGNS)
+    rows = {one.fields["policy"]: run_design(one, identity(one)) for one in every if there.items() <= one.fields.items()
+            and one.fields["policy"] in ("domoe,mode=best", "perfect-lfu")}  # fmt: skip
+    best, second = (rows[name].values["tokens_per_s"] for name in ("domoe,mode=best", "perfect-lfu"))
+    assert f"{best:.1f} tokens/s. That is {best / second:.2f} times the next policy" in text
 
 
 @pytest.mark.parametrize(("name", "tables"), shown(), ids=[name for name, _ in shown()])
