@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.log import Log
@@ -90,6 +90,7 @@ def test_both_engines_agree(given: tuple[World, Plan, str, str]) -> None:
 
 
 @given(regrouped())
+@settings(max_examples=60)
 def test_nothing_begins_before_what_it_depends_on(given: tuple[World, Plan, str, str]) -> None:
     world, plan, way, pipeline = given
     tasks, seen, schedule = prepared(world, pipeline, plan, way in BY_PREDICTION), Seen(), world.work.schedule
@@ -146,6 +147,7 @@ def test_a_sequential_pipeline_waits_as_a_critical_prediction_does(trace: Any, b
 
 
 @given(regrouped())
+@settings(max_examples=40)
 def test_a_batch_of_one_is_the_run_of_a_sequence(given: tuple[World, Plan, str, str]) -> None:
     whole, _, way, _ = given
     trace = whole.trace.take(np.array([whole.trace.n_sequences - 1]))
