@@ -10,13 +10,14 @@ executed by the SimPy engine, by the compiled one, or by a real GPU.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from ground.errors import InputError
 from sim.eviction import Eviction, goes_by_values, largest_factor
+from sim.plan_checks import PlanError, at_fault, check_integers, check_number, check_switch
+from sim.shares import Shares
 
 SWITCHES = (
     "per_layer", "keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "only_idle",
@@ -24,46 +25,6 @@ SWITCHES = (
 """Fields of a plan that are True or False."""
 MOST_CHUNKS = 1_000_000
 """Pieces of a transfer; more is a slip of the keyboard."""
-
-
-class PlanError(InputError):
-    """A plan asks for what cannot be: the policy that made it is at fault. Names the field of the plan."""
-
-
-def _at_fault(field: str, value: object, expected: str) -> PlanError:
-    return PlanError(f"plan: {field} is {value!r}; expected {expected}")
-
-
-def _integers(
-    field: str, array: Any, *, dimensions: int = 1, length: int | None = None, end: int | None = None,
-    rising: bool = False,
-) -> None:  # fmt: skip
-    """Raise PlanError, naming the place, unless ``array`` holds integers of up to 64 bits in so many dimensions.
-
-    Where they are given: of ``length`` rows, from 0 to less than ``end``, strictly ``rising``.
-    """
-    rows = "" if length is None else f" of {length}"
-    expected = f"an array{rows} of integers in {dimensions} dimension{'s'[: dimensions - 1]}"
-    if not isinstance(array, np.ndarray):
-        raise _at_fault(field, type(array).__name__, expected)
-    fits = array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64)
-    if not fits or array.ndim != dimensions or (length is not None and len(array) != length):
-        raise _at_fault(field, f"{array.dtype} {array.shape}", expected)
-    if end is not None and len(wrong := np.flatnonzero((array < 0) | (array >= end))):
-        raise _at_fault(f"{field}[{wrong[0]}]", int(array[wrong[0]]), f"0 to {end - 1}")
-    if rising and len(falls := np.flatnonzero(array[1:] <= array[:-1])):
-        i = falls[0] + 1
-        raise _at_fault(f"{field}[{i}]", int(array[i]), f"more than {array[i - 1]}, the one before")
-
-
-def _number(field: str, value: object, least: int = 0, most: int = 2**62) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
-        raise _at_fault(field, value, f"a whole number from {least} to {most}")
-
-
-def _switch(field: str, value: object) -> None:
-    if not isinstance(value, bool | np.bool_):
-        raise _at_fault(field, value, "True or False")
 
 
 def _columns(**given: Any) -> list[np.ndarray]:
@@ -74,14 +35,14 @@ def _columns(**given: Any) -> list[np.ndarray]:
     columns = {name: np.asarray(column) for name, column in given.items()}
     for name, column in columns.items():
         if column.shape != columns["moment"].shape or column.ndim != 1:
-            raise _at_fault(f"requests.{name}", column.shape, f"as many as moments, {columns['moment'].shape}")
+            raise at_fault(f"requests.{name}", column.shape, f"as many as moments, {columns['moment'].shape}")
         if column.size and column.dtype.kind not in "iuf":
-            raise _at_fault(f"requests.{name}", column.dtype.name, "whole numbers")
+            raise at_fault(f"requests.{name}", column.dtype.name, "whole numbers")
         if column.dtype.kind in "uf" and column.size:
             odd = ~((column == np.floor(column)) & (np.abs(column) < 2.0**63))
             if odd.any():
                 i = int(odd.argmax())
-                raise _at_fault(f"requests.{name}[{i}]", column[i].item(), "a whole number of 64 bits")
+                raise at_fault(f"requests.{name}[{i}]", column[i].item(), "a whole number of 64 bits")
     return [column.astype(np.int64, copy=False) for column in columns.values()]
 
 
@@ -136,14 +97,14 @@ class Requests:
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a call that has passed or never comes, or an expert of another layer."""
-        _integers("requests.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
-        _integers("requests.offsets", self.offsets, length=len(self.moment) + 1)
-        _integers("requests.call", self.call, end=n_steps * n_layers)
-        _integers("requests.expert", self.expert, length=len(self.call), end=n_layers * n_experts)
-        _integers("requests.priority", self.priority, length=len(self.call))
+        check_integers("requests.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
+        check_integers("requests.offsets", self.offsets, length=len(self.moment) + 1)
+        check_integers("requests.call", self.call, end=n_steps * n_layers)
+        check_integers("requests.expert", self.expert, length=len(self.call), end=n_layers * n_experts)
+        check_integers("requests.priority", self.priority, length=len(self.call))
         falls = np.any(self.offsets[1:] < self.offsets[:-1])
         if falls or self.offsets[0] != 0 or self.offsets[-1] != len(self.call):
-            raise _at_fault("requests.offsets", self.offsets.tolist()[:8], f"rising from 0 to {len(self.call)}")
+            raise at_fault("requests.offsets", self.offsets.tolist()[:8], f"rising from 0 to {len(self.call)}")
         step, point = np.divmod(np.repeat(self.moment, np.diff(self.offsets)), n_layers + 1)
         if len(late := np.flatnonzero(self.call < step * n_layers + point)):
             i = late[0]
@@ -187,16 +148,16 @@ class Values:
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, a row that the table lacks, or a table that is not one value an expert."""
-        _integers("values.layer", self.layer)
-        _integers("values.moment", self.moment, end=n_steps * (n_layers + 1), rising=not self.by_layer)
+        check_integers("values.layer", self.layer)
+        check_integers("values.moment", self.moment, end=n_steps * (n_layers + 1), rising=not self.by_layer)
         if self.by_layer:
-            _integers("values.layer", self.layer, length=len(self.moment), end=n_layers)
-            _integers("values.moment x layers + layer", self.moment * n_layers + self.layer, rising=True)
-        _integers("values.table", self.table, dimensions=2)
-        _integers("values.index", self.index, length=len(self.moment), end=len(self.table))
+            check_integers("values.layer", self.layer, length=len(self.moment), end=n_layers)
+            check_integers("values.moment x layers + layer", self.moment * n_layers + self.layer, rising=True)
+        check_integers("values.table", self.table, dimensions=2)
+        check_integers("values.index", self.index, length=len(self.moment), end=len(self.table))
         columns = n_experts if self.by_layer else n_layers * n_experts
         if len(self.moment) and self.table.shape[1] != columns:
-            raise _at_fault("values.table", self.table.shape, f"{columns} columns, one an expert")
+            raise at_fault("values.table", self.table.shape, f"{columns} columns, one an expert")
 
     def largest(self) -> int:
         """The largest absolute value in the table."""
@@ -226,12 +187,12 @@ class Prediction:
 
     def check(self, n_layers: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays or a time below 0."""
-        _integers("prediction.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
-        _integers("prediction.ns", self.ns, length=len(self.moment), end=2**62)
-        _number("prediction.prompt_ns", self.prompt_ns)
-        _switch("prediction.critical", self.critical)
-        _switch("prediction.before_demands", self.before_demands)
-        _switch("prediction.ahead", self.ahead)
+        check_integers("prediction.moment", self.moment, end=n_steps * (n_layers + 1), rising=True)
+        check_integers("prediction.ns", self.ns, length=len(self.moment), end=2**62)
+        check_number("prediction.prompt_ns", self.prompt_ns)
+        check_switch("prediction.critical", self.critical)
+        check_switch("prediction.before_demands", self.before_demands)
+        check_switch("prediction.ahead", self.ahead)
 
     def total_ns(self, prefills: int) -> int:
         """Time of all predictions of a run with so many prefills."""
@@ -262,9 +223,9 @@ class Host:
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, times below 0 or above 2^40, or experts that do not exist."""
         for name in ("fixed_ns", "read_ns", "shared_ns", "row_ns"):
-            _integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
-        _integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
-        _switch("host.beside", self.beside)
+            check_integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
+        check_integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
+        check_switch("host.beside", self.beside)
 
 
 Discipline = Literal["fifo", "demand-first", "preemptive"]
@@ -279,6 +240,8 @@ class Decision(NamedTuple):
     """Time of predicting."""
     requests: list[tuple[int, int, int]]
     """(expert, call, priority)."""
+    shares: list[int] | None = None
+    """New shares, slots of each layer; None where they stay."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +252,8 @@ class Plan:
         eviction: name of a rule in ``sim.eviction.EVICTIONS``, or a class like those (which the compiled engine
             leaves to the SimPy engine).
         per_layer: split the slots evenly over layers, a pool each, instead of sharing one.
+        shares: how many slots of the one pool each layer should have, or None; then who leaves is the first by the
+            layer's own order, of the layer that holds most beyond its share.
         keep: False lets no expert outlive its call, but for those with reserved slots: pure streaming.
         requests: prefetches, or None.
         most_issued: the most copies that the requests of one moment issue: those of the first that are neither in a
@@ -316,6 +281,7 @@ class Plan:
 
     eviction: str | Callable[[np.ndarray], Eviction] = "lru"
     per_layer: bool = False
+    shares: Shares | None = None
     keep: bool = True
     requests: Requests | None = None
     most_issued: int = 0
@@ -338,43 +304,47 @@ class Plan:
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError, naming the field, for anything that no engine could execute in a run of that shape."""
         for name in SWITCHES:
-            _switch(name, getattr(self, name))
-        for name, kind in (("requests", Requests), ("values", Values), ("host", Host)):
+            check_switch(name, getattr(self, name))
+        for name, kind in (("requests", Requests), ("values", Values), ("host", Host), ("shares", Shares)):
             part = getattr(self, name)
             if not isinstance(part, kind | None):
-                raise _at_fault(name, type(part).__name__, f"{kind.__name__} or None")
+                raise at_fault(name, type(part).__name__, f"{kind.__name__} or None")
             if part is not None:
                 part.check(n_layers, n_experts, n_steps)
         if not isinstance(self.prediction, Prediction):
-            raise _at_fault("prediction", type(self.prediction).__name__, "a Prediction")
+            raise at_fault("prediction", type(self.prediction).__name__, "a Prediction")
         self.prediction.check(n_layers, n_steps)
         self._check_eviction(n_steps)
         if self.discipline not in get_args(Discipline):
-            raise _at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
+            raise at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         if self.host is not None and (self.everything_resident or self.ring):
-            raise _at_fault("host", "a Host", "None where everything is resident, or in a ring")
+            raise at_fault("host", "a Host", "None where everything is resident, or in a ring")
+        if self.shares is not None and (self.per_layer or self.host is not None):
+            raise at_fault("shares", "Shares", "None where layers have pools, or experts may run on the host")
+        if self.shares is not None and self.eviction in ("lru", "fifo"):
+            raise at_fault("eviction", self.eviction, "a rule that ranks experts where layers have shares")
         if self.everything_resident and not self.keep:
-            raise _at_fault("keep", self.keep, "True where everything is resident")
-        _number("gpu_bytes", self.gpu_bytes)
-        _number("most_bytes", self.most_bytes)
-        _number("least_bytes", self.least_bytes)
-        _number("most_issued", self.most_issued)
-        _number("chunks", self.chunks, most=MOST_CHUNKS)
+            raise at_fault("keep", self.keep, "True where everything is resident")
+        check_number("gpu_bytes", self.gpu_bytes)
+        check_number("most_bytes", self.most_bytes)
+        check_number("least_bytes", self.least_bytes)
+        check_number("most_issued", self.most_issued)
+        check_number("chunks", self.chunks, most=MOST_CHUNKS)
         if not isinstance(self.note, str):
-            raise _at_fault("note", self.note, "a text")
+            raise at_fault("note", self.note, "a text")
 
     def _check_eviction(self, n_steps: int) -> None:
         if not isinstance(self.eviction, str) and not callable(self.eviction):
-            raise _at_fault("eviction", self.eviction, "the name of a rule, or a class")
+            raise at_fault("eviction", self.eviction, "the name of a rule, or a class")
         try:
             by_values, factor = goes_by_values(self.eviction), largest_factor(self.eviction, n_steps)
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
         largest = 0 if self.values is None else self.values.largest()
         if self.values is None and by_values:
-            raise _at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
+            raise at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
         if factor > 1 and largest * factor >= 2**63:
-            raise _at_fault("values.table", largest, f"at most {2**63 // factor - 1}: times {factor}, 64 bits")
+            raise at_fault("values.table", largest, f"at most {2**63 // factor - 1}: times {factor}, 64 bits")
 
     def by_moment(self, n_experts: int) -> dict[int, Decision]:
         """The moments at which anything is decided, and what that is; ``n_experts`` a layer."""
@@ -393,4 +363,7 @@ class Plan:
             for moment, layer, row in zip(worth.moment.tolist(), layers, worth.index.tolist(), strict=True):
                 values = table.setdefault(moment, Decision([], 0, [])).values
                 values.append((layer * n_experts, worth.table[row]))
+        if self.shares is not None:
+            for moment, row in zip(self.shares.moment.tolist(), self.shares.table.tolist(), strict=True):
+                table[moment] = table.get(moment, Decision([], 0, []))._replace(shares=row)
         return table

@@ -41,7 +41,9 @@ class DeviceCache(ExpertCache):
         room: "Room | None" = None,
     ) -> None:  # fmt: skip
         sizes = (size,) * n_layers
-        super().__init__(sizes, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.reserved)
+        super().__init__(
+            sizes, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.reserved, slots.shared
+        )
         every = n_experts * n_layers
         counts = [min(capacity // size, every) for capacity in self.capacity]
         self.n_slots = sum(counts)

@@ -264,13 +264,15 @@ class Loop:
         self.predict[number] += spent + time.perf_counter_ns() - begin
 
     def _revalue(self, decision: Decision) -> None:
-        """Tell the cache of new values."""
+        """Tell the cache of new shares and values."""
+        if decision.shares is not None:
+            self.cache.share_out(decision.shares)
         for first, row in decision.values:
             self.cache.valued(first, row)
 
     def _ask(self, decision: Decision) -> None:
         """Make the requests, behind a prediction that nobody waits for if there is one."""
-        _, cost, requests = decision
+        cost, requests = decision.predict_ns, decision.requests
         if cost and not self.plan.prediction.critical:
             self._asides.append((self._predictions.begin(cost, critical=False), requests))
         else:

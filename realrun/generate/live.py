@@ -232,5 +232,5 @@ class Planner:
         decided = plan.by_moment(live.shape.experts).get(point)
         if decided is None:
             return None
-        values, ns, requests = decided
-        return Decision(values, ns, [(expert, call + self.step * layers, rank) for expert, call, rank in requests])
+        requests = [(expert, call + self.step * layers, rank) for expert, call, rank in decided.requests]
+        return decided._replace(requests=requests)

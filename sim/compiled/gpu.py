@@ -24,7 +24,7 @@ from sim.compiled.machine import (
     task_at,
     transfer_at,
 )
-from sim.compiled.order import needed, valued
+from sim.compiled.order import needed, share_out, valued
 from sim.compiled.slots import allot, landed, pin, release, unpin
 from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT
 from sim.run.slots import ABSENT, LOADING, RESIDENT
@@ -366,6 +366,8 @@ def _decide(m: Any) -> int:
     index = m.moment
     due = moment_at(m.moments, index)
     m.moment += 1
+    if due.shares != NOBODY:
+        share_out(m, due.shares)
     if due.last_value > due.first_value:
         valued(m, due.first_value, due.last_value)
     if due.cost and not m.critical:

@@ -36,8 +36,9 @@ SLOT = np.dtype(
         ("rank", np.int64),  # its place in the order of leaving (not lru, fifo), with ties by ...
         ("tie", np.int64),
         ("pool", np.int32),
+        ("group", np.int32),  # in whose order it leaves: its layer's where layers have shares, else its pool's
         ("layer", np.int32),
-        ("older", np.int32),  # neighbours in its pool's list (lru, fifo)
+        ("older", np.int32),  # neighbours in its group's list (lru, fifo)
         ("newer", np.int32),
         ("next_wanted", np.int32),  # the next of its layer's wanted experts
         ("state", np.int8),
@@ -78,8 +79,14 @@ POOL = np.dtype(
         ("free", np.int64),  # bytes that hold no expert
         ("spare", np.int64),  # bytes of experts that may leave: resident, not pinned, not wanted
         ("wanted", np.int64),  # bytes of those that may leave for a demand alone: resident, not pinned, wanted
+    ]
+)
+GROUP = np.dtype(
+    [
         ("oldest", np.int64),  # ends of the list (lru, fifo)
         ("newest", np.int64),
+        ("held", np.int64),  # slots that its experts have, and should have, where layers have shares
+        ("share", np.int64),
     ]
 )
 LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
@@ -87,8 +94,8 @@ LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how ma
 # wave began: READY, UNDER_WAY or LACKING.
 PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("wait", np.int64), ("stood", np.int64)])
 READY, UNDER_WAY, LACKING = range(3)
-# Requests first to last and values first_value to last_value are of a moment.
-MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value")])
+# Requests first to last and values first_value to last_value are of a moment, and a row of shares if it is not -1.
+MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value", "shares")])
 # New values come into force for ``count`` experts from ``expert`` on; they stand from ``row`` on in the table.
 VALUED = np.dtype([(name, np.int64) for name in ("expert", "count", "row")])
 # Work beside the GPU: tasks first to last are of a step.
@@ -101,14 +108,15 @@ COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "la
 _CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared_ns", "head_ns")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", "host_shared", "split_wave_ns",
-              "single", "slots", "transfers", "pools", "layers", "counts", "leaving", "queue", "aside", "pieces",
-              "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of", "lanes")  # fmt: skip
+              "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts", "leaving", "queue",
+              "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of",
+              "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "most_issued", "only_idle")
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
-_OTHERS = ("rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments", "n_steps",
-           "waits", "parts", "moves", "prepares")  # fmt: skip
+_OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
+           "n_steps", "waits", "parts", "moves", "prepares")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS)
 _STATE = (
     "now",
@@ -131,6 +139,7 @@ MACHINE = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SETTINGS, *_STA
 slot_at = records_of(SLOT)
 transfer_at = records_of(TRANSFER)
 pool_at = records_of(POOL)
+group_at = records_of(GROUP)
 layer_at = records_of(LAYER)
 piece_at = records_of(PIECE)
 moment_at = records_of(MOMENT)
@@ -169,7 +178,9 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     values = plan.values if goes_by_values(plan.eviction) else None
 
     pools = np.zeros(n_pools, POOL)
-    pools["free"][: len(shares.capacity)], pools["oldest"], pools["newest"] = shares.capacity, NOBODY, NOBODY
+    pools["free"][: len(shares.capacity)] = shares.capacity
+    groups = np.zeros(work.n_layers if shares.shared else n_pools, GROUP)
+    groups["oldest"] = groups["newest"] = NOBODY
     if shares.reserved:
         pools["free"][-1] = slots["size"][list(shares.reserved)].sum()
     layers = np.zeros(work.n_layers, LAYER)
@@ -177,7 +188,8 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     layers["first_wanted"] = NOBODY
 
     members = np.bincount(slots["pool"], minlength=n_pools).tolist()
-    leaving = Heaps([n for n in members for _ in range(2)], n_slots)  # of pool p: 2p, and 2p + 1 for demands alone
+    grouped = np.bincount(slots["group"], minlength=len(groups)).tolist()
+    leaving = Heaps([n for n in grouped for _ in range(2)], n_slots)  # of group g: 2g, and 2g + 1 for demands alone
     queue = Heaps(members, n_slots)
     aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
     n_steps, costs, parts = work.schedule.n_steps, terms.host, work.split_wave_ns is not None
@@ -200,6 +212,8 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
+        "groups": groups,
+        "share_table": _whole(plan.shares.table if plan.shares is not None else None),
         "layers": layers,
         "counts": np.zeros(2, COUNTS),
         "leaving": leaving.heaps,
@@ -224,6 +238,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         **{name: getattr(plan.prediction, name) for name in _OF_PREDICTION},
         "moves": work.move_ns is not None,
         "prepares": terms.preparation is not None,
+        "shared": shares.shared,
         "rule": RULES.index(str(plan.eviction)),
         "foresees": future,
         "discipline": DISCIPLINES.index(terms.discipline),
@@ -255,8 +270,9 @@ def _slots(work: Workload, shares: Slots, future: bool) -> np.ndarray:
     slots = np.zeros(len(layer), SLOT)
     slots["size"], slots["pool"] = np.array(work.expert_bytes)[layer], np.array(shares.pool)[layer]
     slots["layer"] = layer
+    slots["group"] = layer if shares.shared else slots["pool"]
     slots["reserved"][list(shares.reserved)] = 1
-    slots["pool"][list(shares.reserved)] = len(shares.capacity)
+    slots["pool"][list(shares.reserved)] = slots["group"][list(shares.reserved)] = len(shares.capacity)
     for name in ("wanted_until", "older", "newer", "next_wanted"):
         slots[name] = NOBODY
     if future:
@@ -282,13 +298,16 @@ def _tasks(preparation: Preparation | None) -> np.ndarray:
 
 def _moments(plan: Plan, n_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The plan: (M,) MOMENT at which something is decided, (N,) REQUEST, (V,) VALUED."""
-    asked, worth, predicted = plan.requests, plan.values, plan.prediction
-    parts = [predicted.moment] + [part.moment for part in (asked, worth) if part is not None]
+    asked, worth, predicted, shares = plan.requests, plan.values, plan.prediction, plan.shares
+    parts = [predicted.moment] + [part.moment for part in (asked, worth, shares) if part is not None]
     every = np.sort(np.concatenate(parts).astype(np.int64), kind="stable")  # a few rising runs: next to no work
     distinct = every[np.diff(every, prepend=-1) > 0]
     moments = np.zeros(len(distinct), MOMENT)
     moments["moment"] = distinct
     moments["cost"][np.searchsorted(distinct, predicted.moment)] = predicted.ns
+    moments["shares"] = NOBODY
+    if shares is not None:
+        moments["shares"][np.searchsorted(distinct, shares.moment)] = np.arange(len(shares.moment))
     requests = np.zeros(0 if asked is None else len(asked.call), REQUEST)
     valued = np.zeros(0 if worth is None else len(worth.moment), VALUED)
     if asked is not None:

@@ -1,6 +1,6 @@
 """Who leaves when a slot is needed: the rules of ``sim.eviction``, compiled.
 
-lru and fifo keep each pool's experts in a list, oldest first, and whoever leaves is looked for from its old end. The
+lru and fifo keep each group's experts in a list, oldest first, and whoever leaves is looked for from its old end. The
 others give an expert a rank and a tie; those that may leave stand in a heap (``sim.compiled.slots`` puts them in and
 takes them out), so that what may not leave is never looked at.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.compiled.heap import contains, largest, push, remove, top
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import NOBODY, RULES, heap_at, number_at, pool_at, slot_at, valued_at
+from sim.compiled.machine import NOBODY, RULES, group_at, heap_at, number_at, slot_at, valued_at
 from sim.eviction import COUNTS
 from sim.run.slots import RESIDENT
 
@@ -80,7 +80,7 @@ def may_leave(m: Any, expert: int) -> None:
     """``expert`` is resident and no longer pinned, or wanted by other requests than before."""
     if _by_rank(m):
         slot = slot_at(m.slots, expert)
-        push(_heap(m, slot.pool, slot.wanted), expert, slot.rank, slot.tie)
+        push(_heap(m, slot.group, slot.wanted), expert, slot.rank, slot.tie)
 
 
 @inlined
@@ -88,22 +88,51 @@ def must_stay(m: Any, expert: int) -> None:
     """Undo ``may_leave``."""
     if _by_rank(m):
         slot = slot_at(m.slots, expert)
-        remove(_heap(m, slot.pool, slot.wanted), expert)
+        remove(_heap(m, slot.group, slot.wanted), expert)
 
 
 @inlined
-def first_to_leave(m: Any, pool: int, wanted: int, demand: bool) -> int:
-    """Who goes first of those that may leave, wanted or not. There must be one."""
-    if m.rule == LFU_MFU and not demand:
-        return largest(_heap(m, pool, wanted)).item
+def first_to_leave(m: Any, own: int, wanted: int, demand: bool) -> int:
+    """Who goes first of those that may leave for an expert of group ``own``, wanted or not. There must be one."""
+    return _first_of_layers(m, own, wanted, demand) if m.shared else _first_of(m, own, wanted, demand)
+
+
+@inner
+def _first_of_layers(m: Any, own: int, wanted: int, demand: bool) -> int:
+    """The first of the layer that holds most beyond its share, of those with anybody who may leave."""
+    first, most = NOBODY, 0
+    for layer in range(m.n_layers - 1, -1, -1):
+        group = group_at(m.groups, layer)
+        beyond = group.held - group.share + (1 if layer == own else 0)
+        if first == NOBODY or beyond > most:
+            expert = _first_of(m, layer, wanted, demand)
+            if expert != NOBODY:
+                first, most = expert, beyond
+    return first
+
+
+@inner
+def _first_of(m: Any, group: int, wanted: int, demand: bool) -> int:
+    """Who goes first of a group; NOBODY where nobody may leave."""
     if _by_rank(m):
-        return top(_heap(m, pool, wanted)).item
-    expert = pool_at(m.pools, pool).oldest
-    slot = slot_at(m.slots, expert)
-    while slot.state != RESIDENT or slot.pinned or slot.wanted != wanted:
-        expert = slot.newer
+        heap = _heap(m, group, wanted)
+        if heap.size == 0:
+            return NOBODY
+        return largest(heap).item if m.rule == LFU_MFU and not demand else top(heap).item
+    expert = group_at(m.groups, group).oldest
+    while expert != NOBODY:
         slot = slot_at(m.slots, expert)
-    return expert
+        if slot.state == RESIDENT and not slot.pinned and slot.wanted == wanted:
+            return expert
+        expert = slot.newer
+    return NOBODY
+
+
+@inner
+def share_out(m: Any, row: int) -> None:
+    """Let each layer have as many slots from now on as ``row`` of the plan's shares says."""
+    for layer in range(m.n_layers):
+        group_at(m.groups, layer).share = number_at(m.share_table, row * m.n_layers + layer).n
 
 
 # -- by rank ---------------------------------------------------------------------------------------------------------
@@ -115,8 +144,8 @@ def _by_rank(m: Any) -> bool:
 
 
 @inlined
-def _heap(m: Any, pool: int, wanted: int) -> Any:
-    return heap_at(m.leaving, 2 * pool + wanted)
+def _heap(m: Any, group: int, wanted: int) -> Any:
+    return heap_at(m.leaving, 2 * group + wanted)
 
 
 @inner
@@ -149,7 +178,7 @@ def _worth(m: Any, slot: Any) -> int:
 def _settle(m: Any, expert: int) -> None:
     """Move an expert that may leave to where its new rank puts it."""
     slot = slot_at(m.slots, expert)
-    heap = _heap(m, slot.pool, slot.wanted)
+    heap = _heap(m, slot.group, slot.wanted)
     if contains(heap, expert):
         remove(heap, expert)
         push(heap, expert, slot.rank, slot.tie)
@@ -160,31 +189,31 @@ def _settle(m: Any, expert: int) -> None:
 
 @inlined
 def _to_newest(m: Any, expert: int) -> None:
-    """Put ``expert`` at the young end of its pool's list."""
+    """Put ``expert`` at the young end of its group's list."""
     slot = slot_at(m.slots, expert)
-    pool = pool_at(m.pools, slot.pool)
-    if pool.newest == expert:
+    group = group_at(m.groups, slot.group)
+    if group.newest == expert:
         return
     if slot.ranked:
         _unlink(m, expert)
     slot.ranked = 1
-    slot.older, slot.newer = pool.newest, NOBODY
-    if pool.newest == NOBODY:
-        pool.oldest = expert
+    slot.older, slot.newer = group.newest, NOBODY
+    if group.newest == NOBODY:
+        group.oldest = expert
     else:
-        slot_at(m.slots, pool.newest).newer = expert
-    pool.newest = expert
+        slot_at(m.slots, group.newest).newer = expert
+    group.newest = expert
 
 
 @inlined
 def _unlink(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
-    pool = pool_at(m.pools, slot.pool)
+    group = group_at(m.groups, slot.group)
     if slot.older == NOBODY:
-        pool.oldest = slot.newer
+        group.oldest = slot.newer
     else:
         slot_at(m.slots, slot.older).newer = slot.newer
     if slot.newer == NOBODY:
-        pool.newest = slot.older
+        group.newest = slot.older
     else:
         slot_at(m.slots, slot.newer).older = slot.older

@@ -6,7 +6,7 @@ The totals answer at once whether room can be made, so a prefetch that must wait
 from typing import Any
 
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import counts_at, layer_at, pool_at, slot_at, transfer_at
+from sim.compiled.machine import counts_at, group_at, layer_at, pool_at, slot_at, transfer_at
 from sim.compiled.order import evicted, first_to_leave, loaded, may_leave, must_stay, requested
 from sim.run.slots import ABSENT, LOADING, RESIDENT
 
@@ -78,7 +78,7 @@ def allot(m: Any, expert: int, demand: bool) -> None:
     slot = slot_at(m.slots, expert)
     pool = pool_at(m.pools, slot.pool)
     while pool.free < slot.size:
-        victim = first_to_leave(m, slot.pool, 0 if pool.spare else 1, demand)
+        victim = first_to_leave(m, slot.group, 0 if pool.spare else 1, demand)
         counts_at(m.counts, m.phase).evictions += 1
         if not slot_at(m.slots, victim).used:
             unused(m, victim)
@@ -88,6 +88,7 @@ def allot(m: Any, expert: int, demand: bool) -> None:
             transfer.back_bytes += slot_at(m.slots, victim).size
         release(m, victim)
     pool.free -= slot.size
+    group_at(m.groups, slot.group).held += 1
     slot.state = LOADING
     slot.used = 0
     loaded(m, expert)
@@ -100,6 +101,7 @@ def release(m: Any, expert: int) -> None:
     if slot.state == RESIDENT and not slot.pinned:
         _must_stay(m, expert)
     pool_at(m.pools, slot.pool).free += slot.size
+    group_at(m.groups, slot.group).held -= 1
     slot.state = ABSENT
     evicted(m, expert)
 

@@ -12,6 +12,8 @@ Decided here:
 * There is one pool. What a layer has of it is what is asked for on its behalf: its share as the step begins, the best
   first, and then, whenever an earlier layer's route is known, the rest, nearest layer first, as far as that layer's
   slots go round. All that is wanted at one time so fits the slots, and copies wait for slots that are still in use.
+  Slots beyond what is thought to be needed are shared out too: when somebody must leave, it is an expert of the layer
+  that holds most beyond its share (``split=order`` and rules that know no prediction do without).
 * Who is thought to be needed soonest is kept longest. What is not foreseen, or is done, goes before all that is to
   come, the least recently used first; what was foreseen and is not needed goes before those.
 * A prediction is waited for (``charge=step``): within a step nothing can be computed before its tokens are known. How
@@ -40,6 +42,7 @@ from sim.predictors.oracle import Oracle, RandomGuess
 from sim.predictors.paths import Paths, SequenceLevel, TokenLevel, guessed_paths, stored_paths
 from sim.predictors.popularity import Popularity
 from sim.predictors.previous_token import PreviousToken
+from sim.shares import Shares
 from sim.view import View
 
 WEIGHTS = 3_790_000
@@ -107,6 +110,7 @@ class CacheEngine(Policy):
         return Plan(
             eviction=given.eviction,
             per_layer=not given.plec,
+            shares=self._moving(view, steps, need, gpu_bytes) if self._shared else None,
             requests=_requests(view, steps, need, self._shares(view, need, gpu_bytes)) if given.prefetch else None,
             values=self._values(view, steps, need) if goes_by_values(given.eviction) else None,
             prediction=self._prediction(view, weights),
@@ -122,13 +126,37 @@ class CacheEngine(Policy):
         most = min(view.n_experts, int(np.ceil(given.first * self.setting.model.top_k)))
         return self.paths(view, most).at_least(given.sure).by_step(view)
 
+    @property
+    def _shared(self) -> bool:
+        given = self.parameters
+        return given.plec and given.split == "need" and goes_by_values(given.eviction)
+
+    def _moving(self, view: View, steps: np.ndarray, need: np.ndarray, taken: int) -> Shares:
+        """What each layer should have: all slots in proportion to need, and as layers are done what they had."""
+        wanted = (need > 0).sum(axis=2)
+        slots = self._slots(taken)
+        whole = proportional(wanted, slots)
+        asked = _asked(np.minimum(wanted, whole), wanted)
+        short = wanted.sum(axis=1) > slots
+        moments, rows = [view.moment(steps, 0)], [whole]
+        for point in range(1, view.n_layers):
+            left = asked[point].copy()
+            left[:, :point] = 0
+            moments.append(view.moment(steps[short], point))
+            rows.append(left[short])
+        moment = np.concatenate(moments)
+        order = np.argsort(moment)
+        return Shares(moment[order], np.concatenate(rows)[order])
+
+    def _slots(self, taken: int) -> int:
+        return max(0, self.setting.budget - taken) // max(self.setting.model.expert_bytes)
+
     def _shares(self, view: View, need: np.ndarray, taken: int) -> np.ndarray:
         """How many slots each layer has as each step begins (D, L), where ``taken`` bytes of the budget are not slots.
 
         Never more than a layer is thought to need.
         """
-        model = self.setting.model
-        slots = max(0, self.setting.budget - taken) // max(model.expert_bytes)
+        slots = self._slots(taken)
         wanted = (need > 0).sum(axis=2)
         if not self.parameters.plec:
             each, more = divmod(slots, view.n_layers)
@@ -251,11 +279,29 @@ def apportioned(wanted: np.ndarray, slots: int) -> np.ndarray:
 
     Of equal remainders the earlier layer's is served first. All that is wanted where that fits.
     """
+    return np.minimum(wanted, proportional(wanted, slots))
+
+
+def proportional(wanted: np.ndarray, slots: int) -> np.ndarray:
+    """All ``slots`` shared out in proportion to ``wanted`` (D, L), by largest remainders; none where none is wanted."""
     total = wanted.sum(axis=1, keepdims=True)
     whole, rest = np.divmod(wanted * slots, np.maximum(total, 1))
     more = slots - whole.sum(axis=1, keepdims=True)
     place = np.argsort(np.argsort(-rest, axis=1, kind="stable"), axis=1, kind="stable")
-    return np.where(total <= slots, wanted, np.minimum(wanted, whole + (place < more)))
+    return np.where(total > 0, whole + (place < more), 0)
+
+
+def _asked(shares: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
+    """For how many experts of each layer was asked up to and at each point: (D, L) each, points 0 to L."""
+    asked = [shares]
+    for done in range(shares.shape[1]):
+        now, free = asked[-1].copy(), asked[-1][:, done].copy()
+        for layer in range(done + 1, shares.shape[1]):
+            more = np.minimum(free, wanted[:, layer] - now[:, layer])
+            now[:, layer] += more
+            free -= more
+        asked.append(now)
+    return asked
 
 
 def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarray) -> Requests:
@@ -266,7 +312,7 @@ def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarra
     n_layers, n_experts = view.n_layers, view.n_experts
     order = np.argsort(-need, axis=2, kind="stable")
     wanted = (need > 0).sum(axis=2)
-    asked = shares.copy()
+    asked = _asked(shares, wanted)
     columns: list[np.ndarray] = []
 
     def ask(point: int, layer: int, upto: np.ndarray, since: np.ndarray) -> None:
@@ -275,15 +321,11 @@ def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarra
         expert = layer * n_experts + order[step, layer, rank]
         columns.append(np.stack([view.moment(steps[step], point), call, expert, call * n_experts + rank]))
 
-    for layer in range(n_layers):
-        ask(0, layer, asked[:, layer], np.zeros(len(steps), np.int64))
-    for done in range(n_layers):
-        free = asked[:, done].copy()
-        for layer in range(done + 1, n_layers):
-            more = np.minimum(free, wanted[:, layer] - asked[:, layer])
-            ask(done + 1, layer, asked[:, layer] + more, asked[:, layer])
-            asked[:, layer] += more
-            free -= more
+    before = np.zeros_like(shares)
+    for point, now in enumerate(asked):
+        for layer in range(point, n_layers):
+            ask(point, layer, now[:, layer], before[:, layer])
+        before = now
     return Requests.build(*np.concatenate(columns, axis=1))
 
 

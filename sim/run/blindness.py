@@ -103,6 +103,9 @@ def _until(plan: Plan, moment: int) -> tuple[object, ...]:
         last = plan.requests.offsets[upto]
         decided += [plan.requests.moment[:upto], plan.requests.offsets[: upto + 1]]
         decided += [plan.requests.call[:last], plan.requests.expert[:last], plan.requests.priority[:last]]
+    if plan.shares is not None:
+        early = plan.shares.moment <= moment
+        decided += [plan.shares.moment[early], plan.shares.table[early]]
     if plan.values is not None:
         early = plan.values.moment <= moment
         decided += [plan.values.moment[early], plan.values.table[plan.values.index[early]]]

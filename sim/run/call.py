@@ -77,7 +77,7 @@ class LayerCalls:
     def begin(self, call: int, needed: list[int], first: int) -> None:
         """The route of ``call`` is known: look up the experts that it needs, rising, from look-up ``first`` on."""
         cache, link, found = self.cache, self.link, self.found
-        rules, pool, state, used, next_call = cache.rules, cache.pool, cache.state, cache.used, self._next_call
+        rules, group, state, used, next_call = cache.rules, cache.group, cache.state, cache.used, self._next_call
         late: set[int] = set()
         hosted: list[int] = []
         missed = False
@@ -102,7 +102,7 @@ class LayerCalls:
                 else:
                     found[i] = MISS
                     missed = True
-            rules[pool[expert]].needed(expert, next_call[i])  # as cache.needed: a look-up is no place for one call more
+            rules[group[expert]].needed(expert, next_call[i])  # as cache.needed: a look-up is no place for a call more
         self.late, self.missed, self.hosted = late, missed, hosted
         self.others = self._insist(call) if self.plan.ring or self.plan.insist else []
         link.passed = call

@@ -58,7 +58,8 @@ class Run:
         self.env = Clock()
         first_call = work.first_call() if foresees(plan.eviction) else None
         self.cache = ExpertCache(
-            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.reserved
+            work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.reserved,
+            slots.shared,
         )
         copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
         self.link = Link(
@@ -319,7 +320,9 @@ class Run:
 
     def _decide(self, moment: int, step: int) -> Generator[Event, None, None]:
         """Execute the plan at a moment: new values, the cost of predicting, requests."""
-        values, cost, requests = self._at_moments[moment]
+        values, cost, requests, shares = self._at_moments[moment]
+        if shares is not None:
+            self.cache.share_out(shares)
         for first, row in values:
             self.cache.valued(first, row)
         if cost and self.plan.prediction.critical:

@@ -30,6 +30,7 @@ class ExpertCache:
         eviction: a name in ``sim.eviction.EVICTIONS`` or a class like those.
         first_call: the first call that needs each expert (L * E,), for clairvoyant rules alone.
         reserved: experts that have a slot each beside the pools: together they are one more pool, which holds them all.
+        shared: layers share one pool by shares (``sim.shares``), each with a rule of its own.
 
     Raises InputError if a pool cannot hold one expert of a layer that it serves, or no rule is called ``eviction``.
     """
@@ -37,7 +38,7 @@ class ExpertCache:
     def __init__(
         self, sizes: Sequence[int], n_experts: int, capacity: Sequence[int], pool: Sequence[int],
         eviction: str | Callable[[np.ndarray], Eviction] = "lru", first_call: np.ndarray | None = None,
-        reserved: Sequence[int] = (),
+        reserved: Sequence[int] = (), shared: bool = False,
     ) -> None:  # fmt: skip
         total = len(sizes) * n_experts
         for layer, size in enumerate(sizes):
@@ -58,7 +59,12 @@ class ExpertCache:
             self.pool[expert] = len(capacity)
         self.reserved = frozenset(reserved)
         self.free = list(self.capacity)
-        self.rules: list[Eviction] = [rule(first_call) for _ in self.capacity]
+        self.group = [layer for layer in range(len(sizes)) for _ in range(n_experts)] if shared else self.pool
+        """Whose rule each expert goes by: its layer's where layers have shares, else its pool's."""
+        self.rules: list[Eviction] = [rule(first_call) for _ in (sizes if shared else self.capacity)]
+        self.shares = [0] * len(sizes) if shared else None
+        """How many slots each layer should have, where that is said."""
+        self._held = [0] * len(sizes)
         self.state = bytearray(total)
         self.pinned = bytearray(total)
         """1 while a running call needs the slot: `pin` and `unpin` alone write it."""
@@ -76,7 +82,7 @@ class ExpertCache:
 
     def needed(self, expert: int, next_call: int = NEVER) -> None:
         """A call needs ``expert``: tell its pool's rule."""
-        self.rules[self.pool[expert]].needed(expert, next_call)
+        self.rules[self.group[expert]].needed(expert, next_call)
 
     def requested(self, expert: int, call: int) -> None:
         """A prefetch asks for ``expert`` to be there for ``call``."""
@@ -86,7 +92,7 @@ class ExpertCache:
                 self._wanted[expert] = 1
                 self._last_wanted.setdefault(call, []).append(expert)
         if self.state[expert] == RESIDENT:
-            self.rules[self.pool[expert]].requested(expert)
+            self.rules[self.group[expert]].requested(expert)
 
     def allot(self, expert: int, passed: int, demand: bool) -> list[int] | None:
         """Give ``expert`` room and return whom that evicted, or None if nobody may go.
@@ -97,24 +103,56 @@ class ExpertCache:
         pool, size = self.pool[expert], self.size[expert]
         missing = size - self.free[pool]
         victims: list[int] = []
-        if missing > 0:
+        if missing > 0 and self.shares is not None:
+            missing = self._look_through_layers(self.group[expert], missing, passed, demand, victims)
+        elif missing > 0:
             candidates = self._candidates(pool, demand)
             if self._listed and isinstance(candidates, array) and candidates.typecode == "q":
                 missing = self._search(candidates, missing, passed, demand, victims)
             else:
                 missing = self._look_through(candidates, missing, passed, demand, victims)
-            if missing > 0:
-                return None
-            for other in victims:
-                self.release(other)
+        if missing > 0:
+            return None
+        for other in victims:
+            self.release(other)
+        if self.shares is not None:
+            self._held[self.group[expert]] += 1
         self.free[pool] -= size
         self.state[expert] = LOADING
         self.used[expert] = 0
-        self.rules[pool].loaded(expert)
+        self.rules[self.group[expert]].loaded(expert)
         return victims
 
-    def _candidates(self, pool: int, demand: bool) -> Iterable[int]:
-        rule = self.rules[pool]
+    def share_out(self, shares: list[int]) -> None:
+        """Let each layer have so many slots from now on."""
+        self.shares = shares
+
+    def _look_through_layers(self, own: int, missing: int, passed: int, demand: bool, victims: list[int]) -> int:
+        """As `_look_through`, in layers that have shares; ``own`` is the layer that will hold one more."""
+        beyond = [held - share for held, share in zip(self._held, self.shares or (), strict=True)]
+        beyond[own] += 1
+        for wanted in (False, True) if demand else (False,):
+            leaving = [self._may_leave(layer, passed, demand, wanted) for layer in range(len(beyond))]
+            while missing > 0:
+                for layer in sorted(range(len(beyond)), key=lambda layer: (-beyond[layer], -layer)):
+                    if (victim := next(leaving[layer], None)) is not None:
+                        break
+                else:
+                    break
+                victims.append(victim)
+                missing -= self.size[victim]
+                beyond[layer] -= 1
+        return missing
+
+    def _may_leave(self, group: int, passed: int, demand: bool, wanted: bool) -> Iterator[int]:
+        """Who of a group may leave, those that a request wants or those that none does, in the order of its rule."""
+        for other in self._candidates(group, demand):
+            free = self.state[other] == RESIDENT and not self.pinned[other]
+            if free and (self.wanted_until[other] > passed) == wanted:
+                yield other
+
+    def _candidates(self, group: int, demand: bool) -> Iterable[int]:
+        rule = self.rules[group]
         if self._two_orders and not demand:
             return cast(Iterable[int], rule.for_prefetch())  # type: ignore[attr-defined]
         return rule.candidates()
@@ -215,12 +253,14 @@ class ExpertCache:
         pool = self.pool[expert]
         self.free[pool] += self.size[expert]
         self.state[expert] = ABSENT
-        self.rules[pool].evicted(expert)
+        if self.shares is not None:
+            self._held[self.group[expert]] -= 1
+        self.rules[self.group[expert]].evicted(expert)
 
     def valued(self, first: int, values: np.ndarray) -> None:
-        """Hand the rules of their pools new values of being kept for the experts from ``first`` on."""
-        for pool in dict.fromkeys(self.pool[first : first + len(values)]):
-            self.rules[pool].valued(first, values)
+        """Hand the rules of their groups new values of being kept for the experts from ``first`` on."""
+        for group in dict.fromkeys(self.group[first : first + len(values)]):
+            self.rules[group].valued(first, values)
 
 
 def waves(cache: ExpertCache, experts: list[int], queued: Sequence[int] = ()) -> list[list[int]]:

@@ -29,6 +29,8 @@ class Slots:
     capacity: tuple[int, ...]
     pool: tuple[int, ...]
     reserved: tuple[int, ...] = ()
+    shared: bool = False
+    """Whether layers share one pool by shares that a plan gives them (``sim.shares``)."""
 
 
 def split_slots(budget: int, expert_bytes: tuple[int, ...], per_layer: bool) -> Slots:
@@ -114,7 +116,7 @@ def slots_of(work: Workload, plan: Plan, left: int) -> Slots:
     left = max(left, plan.least_bytes)
     reserved = plan.host.reserved.tolist() if plan.host is not None else []
     shared = split_slots(left - _bytes_of(work, reserved), work.expert_bytes, plan.per_layer)
-    return Slots(shared.capacity, shared.pool, tuple(reserved))
+    return Slots(shared.capacity, shared.pool, tuple(reserved), plan.shares is not None)
 
 
 def _bytes_of(work: Workload, experts: list[int]) -> int:

@@ -21,6 +21,7 @@ from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
 from sim.schedules.kv_cache import with_moves
 from sim.schedules.lockstep import lockstep
+from sim.shares import Shares
 from sim.workload import Schedule, Workload, batched, workload
 from tests.support.runs import simpy_run
 from tests.support.strategies import traces
@@ -310,9 +311,12 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
     eviction = str(rng.choice(sorted(EVICTIONS)))
     valued = eviction.startswith("score") or rng.random() < 0.5
     ring = rng.random() < 0.2
+    host = _host(rng, work) if not ring and rng.random() < 0.4 else None
+    may_share = eviction not in ("lru", "fifo") and rng.random() < 0.6
     return Plan(
         eviction=eviction,
-        per_layer=bool(rng.random() < 0.3),
+        per_layer=(per_layer := bool(rng.random() < 0.3)),
+        shares=_shares(rng, work) if may_share and not per_layer and host is None else None,
         keep=bool(rng.random() < 0.8),
         requests=Requests.build(moment, call, expert, rng.integers(-3, 4, len(call)) if rng.random() < 0.5 else None),
         most_issued=int(rng.choice([0, 0, 1, 2])),
@@ -329,13 +333,19 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         ring=bool(ring),
         insist=bool(rng.random() < 0.2),
         write_back=bool(rng.random() < 0.2),
-        host=_host(rng, work) if not ring and rng.random() < 0.4 else None,
+        host=host,
         gpu_bytes=int(rng.integers(0, 2)) * 500,
         most_bytes=int(rng.integers(1, 9)) * max(work.expert_bytes) if rng.random() < 0.2 else 0,
         least_bytes=world.budget if rng.random() < 0.1 else 0,
         discipline=rng.choice(["fifo", "demand-first", "preemptive"]),
         chunks=int(rng.integers(0, 8)),
     )
+
+
+def _shares(rng: np.random.Generator, work: Workload) -> Shares:
+    """Shares of each layer at a few moments."""
+    moments = np.unique(rng.integers(0, work.schedule.n_steps * (work.n_layers + 1), 5))
+    return Shares(moments, rng.integers(0, 4, (len(moments), work.n_layers)))
 
 
 def _host(rng: np.random.Generator, work: Workload) -> Host:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from ground.errors import InputError
 from sim.log import MISS
 from sim.plan import Plan, Requests
-from sim.policies.expertflow import WEIGHTS, apportioned
+from sim.policies.expertflow import WEIGHTS, apportioned, proportional
 from sim.predictors.paths import SequenceLevel, TokenLevel
 from sim.run.prepared import prepare, replay
 from sim.run.scene import scene
+from sim.shares import Shares
 from sim.view import View
 from sim.workload import batched, workload
 from tests.support.places import REPOSITORY
@@ -62,6 +63,23 @@ def test_shares_are_proportional_to_within_one_slot_and_use_all_slots(rows: list
 
 def test_three_to_two_experts_get_three_to_two_slots() -> None:
     assert apportioned(np.array([[6, 4], [3, 2], [0, 0]]), 5).tolist() == [[3, 2], [3, 2], [0, 0]]
+
+
+def test_who_leaves_is_of_the_layer_that_holds_most_beyond_its_share() -> None:
+    # Both layers hold two; the first should have three, the second one: it gives a slot up though used last.
+    steps = [[[0, 1], [0, 1]], [[2], [0]]]
+    for shares, gone in (([3, 1], 3), ([1, 3], 0)):
+        plan = Plan(eviction="lfu", shares=Shares(np.zeros(1, np.int64), np.array([shares])))
+        assert Scene(handmade(steps, 3), plan, slots=4).of("evicted")[0][1] == [gone]
+
+
+def test_all_slots_are_shared_out_those_beyond_the_need_too() -> None:
+    assert proportional(np.array([[2, 1], [0, 0]]), 6).tolist() == [[4, 2], [0, 0]]
+    layer = [0, 1, 2, 3]
+    shares = world_of(told([[layer] * 3], [[layer] * 3], 4), slots=3).plan("expertflow").shares
+    assert shares is not None and shares.moment.tolist() == [0, 1, 2]
+    # What the first layer had goes to the second, and what both had to the third.
+    assert shares.table.tolist() == [[1, 1, 1], [0, 2, 1], [0, 0, 3]]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -236,7 +254,8 @@ def test_batches_conserve_activations_and_one_sequence_is_a_batch_of_one(world: 
 
 def test_a_trace_without_predictions_is_refused_with_the_command_that_makes_them() -> None:
     here = scene(LAW, learns=False)
-    bare = dataclasses.replace(here, trace=dataclasses.replace(here.trace, predicted_experts=None, predicted_probs=None))
+    trace = dataclasses.replace(here.trace, predicted_experts=None, predicted_probs=None)
+    bare = dataclasses.replace(here, trace=trace)
     with pytest.raises(InputError, match=r"no array predicted_experts.*`python -m traces predictor predict`"):
         prepare(bare, "expertflow")
     with pytest.raises(InputError, match=r"no array predicted_experts.*`python -m traces predictor predict`"):

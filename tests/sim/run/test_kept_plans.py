@@ -35,7 +35,7 @@ def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
     seen: dict[str, Any] = {
         field.name: getattr(plan, field.name)
         for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "prediction", "host", "note")  # a note is of the whole run
+        if field.name not in ("requests", "values", "shares", "prediction", "host", "note")  # a note: of the whole
     }
     if plan.host is not None:
         seen["host"] = [np.asarray(part).tolist() for part in vars(plan.host).values()]
@@ -45,6 +45,9 @@ def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
         # Beyond the last step, the call that a request is for says only when it will be withdrawn.
         call = np.minimum(r.call, last * n_layers + r.call % n_layers)
         seen["requests"] = np.stack([moment, call, r.expert, r.priority])[:, mine].tolist()
+    if plan.shares is not None:
+        mine = plan.shares.moment < until
+        seen["shares"] = plan.shares.moment[mine].tolist(), plan.shares.table[mine].tolist()
     if (v := plan.values) is not None:
         mine = v.moment < until
         seen["values"] = v.moment[mine].tolist(), v.table[v.index[mine]].tolist()
