@@ -49,8 +49,9 @@ def test_links_of_the_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), (page.name, target)
 
 
-def test_the_verdict_is_short() -> None:
-    words = [word for word in (RESULTS / "domoe.md").read_text("utf-8").split() if re.search(r"\w", word)]
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_verdict_is_short(paper: str) -> None:
+    words = [word for word in (RESULTS / f"{paper}.md").read_text("utf-8").split() if re.search(r"\w", word)]
     assert len(words) < 1000
 
 
@@ -117,8 +118,6 @@ def test_numbers_of_the_verdict_are_those_of_the_data() -> None:
         f"| {_range(hits[quarter])} | {_range(hits[half])} |",
         f"at half ({_range(by_lru)})",
         f"{_values(speed[quarter], model='all')[0]:.2f} or {_values(speed[half], model='all')[0]:.2f}",
-        f"Mixtral has {_values(speed[half], model=MIXTRAL)[0]:.2f}",
-        f"Qwen3 {_values(speed[half], model=QWEN3)[0]:.2f}",
         *(f"| {_range(at_quarter)} | {_range(at_half)} |" for at_quarter, at_half in infinity.values()),
         f"| {_range(_steps(table, 'throughput', 'fast', 'paper'))} |",
         f"{_range(_steps(table, 'hit ratio', 'fast', 'paper'))} times the hits",
@@ -128,7 +127,8 @@ def test_numbers_of_the_verdict_are_those_of_the_data() -> None:
         f"within {_range((100 * p['hit_ratio'] for p in sizes), 0)} %",
         f"from {_range((100 * (1 - p['miss_ratio']) for p in sizes), 0)} %",
         f"up to {1 / min(popular):.2f} times",
-        f"in {_pays(MIXTRAL)} % of its guesses on Mixtral, and in {_pays(QWEN3)} % on Qwen3",
+        f"in all of its guesses on Mixtral, at half in {_pays(MIXTRAL).removesuffix(' to 100')} %",
+        f"on Qwen3 in {_pays(QWEN3)} %",
         f"in {_right(MIXTRAL, 'domain tables', 'own')} and {_right(QWEN3, 'domain tables', 'own')} %",
         f"in {_right(MIXTRAL, NEXT, '–')} and {_right(QWEN3, NEXT, '–')} %",
         f"finds {deepseek['other']['value']:.1f} and {gpt['other']['value']:.1f} times",
@@ -136,4 +136,4 @@ def test_numbers_of_the_verdict_are_those_of_the_data() -> None:
     ]
     text = " ".join((RESULTS / "domoe.md").read_text("utf-8").split())
     assert [phrase for phrase in said if phrase not in text] == []
-    assert sum(value > 1 for value in popular) == 1  # slower at one cache size of one model alone
+    assert max(popular) < 1
