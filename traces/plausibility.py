@@ -5,6 +5,7 @@ Real text can repeat, so these are doubts and no errors. They are counted from t
 """
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def _saved_twice(trace: Trace) -> int:
     """How many sequences have the routes and tokens of an earlier one, all of them."""
     known: set[bytes] = set()
     offsets = trace.offsets
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in pairwise(offsets):
         if end - start >= _ROWS and trace.experts[start].size >= _ROW_IDS:
             whole = hashlib.sha256(np.ascontiguousarray(trace.experts[start:end]).data)
             whole.update(np.ascontiguousarray(trace.token[start:end]).data)
