@@ -85,7 +85,11 @@ def measure(options: ExperimentOptions) -> Data:
                     for rule, accuracy in product(RULES, ACCURACIES)
                 ]
     outcomes = spread(unless_too_small, [design for _, design in jobs], options.processes, "eviction")
-    runs = [where | done.to_json() for (where, _), done in zip(jobs, outcomes, strict=True) if done is not None]
+    runs = [
+        where | {"tokens_per_s": done.to_json()["tokens_per_s"]}
+        for (where, _), done in zip(jobs, outcomes, strict=True)
+        if done is not None
+    ]
     return {"accuracies": list(ACCURACIES), "runs": runs, "made": options.made()}
 
 

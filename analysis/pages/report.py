@@ -127,7 +127,8 @@ def _block(key: str, experiment: Experiment, part: Part, data: Data, folder: Pat
 def _long(experiment: Experiment, part: Part, data: Data) -> str:
     """The long tables of a part under its heading, which stand behind all parts; empty without any."""
     long = tables(sheet for sheet in experiment.sheets(data) if sheet.long)
-    return long and f"### {_heading(part, data)}\n\n{long}"
+    heading = f"### {_heading(part, data)}\n\n" if len(experiment.parts) > 1 else ""
+    return long and f"{heading}{long}"
 
 
 def _heading(part: Part, data: Data) -> str:

@@ -133,9 +133,9 @@ def test_the_routes_of_the_guide_to_converting_become_a_trace_by_the_command_sho
     from traces.__main__ import main
     from traces.trace import Trace
 
-    (block,) = _blocks("docs/convert.md")
+    block = _blocks("docs/convert.md")[-1]
     exec(compile(block, "docs/convert.md", "exec"), script.__dict__)
     text = (REPOSITORY / "docs/convert.md").read_text("utf-8")
-    (command,) = re.findall(r"^python -m traces (convert routed.*)$", text, re.MULTILINE)
+    command = re.findall(r"^python -m traces (convert routed.*)$", text, re.MULTILINE)[-1]
     assert main(command.split()) == 0
     assert Trace.load("chat.npz").n_layers == 26

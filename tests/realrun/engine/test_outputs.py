@@ -18,6 +18,7 @@ from sim.machine.hardware import Hardware
 from sim.run.scene import code_version
 from tests.support import tiny_moe
 from tests.support.places import REPOSITORY
+from traces.trace import Trace
 
 ROOT = REPOSITORY
 LAW = str(ROOT / "traces/mixtral_law.npz")
@@ -179,8 +180,9 @@ def test_what_looks_up_says_where_and_by_which_code(
 def test_a_damaged_record_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, value: object
 ) -> None:
-    whole = json.loads((ROOT / "docs/results/realrun/qwen3/validation.json").read_text("utf-8"))
+    whole = json.loads((ROOT / "docs/results/realrun/mixtral-pieces/validation.json").read_text("utf-8"))
     whole["reports"] = whole["reports"][:1]
+    whole["provenance"]["trace_sha256"] = Trace.load(ROOT / "traces/mixtral_law.npz").sha256
     report = whole["reports"][0]["measured"]
     if where == "measured":
         whole["components"][0][where] = value
@@ -188,7 +190,7 @@ def test_a_damaged_record_is_one_line(
         (report["settings"] if where == "runs_tokens_per_s" else report)[where] = value
     source, folder = tmp_path / "damaged.json", tmp_path / "again"
     source.write_text(json.dumps(whole), "utf-8")
-    assert main(["resimulate", str(source), str(ROOT / "traces/qwen3_law.npz"), "-o", str(folder)]) == 2
+    assert main(["resimulate", str(source), str(ROOT / "traces/mixtral_law.npz"), "-o", str(folder)]) == 2
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == f"error: {source}: expected the validation.json that validate writes"
     assert not folder.exists() and not said.out
