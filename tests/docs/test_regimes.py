@@ -1,6 +1,7 @@
 """The numbers that the page of regimes states are those of the data beside it."""
 
 import csv
+import gzip
 import re
 from statistics import median
 
@@ -14,7 +15,7 @@ PAGE = (RESULTS / "regimes.md").read_text("utf-8")
 def dots() -> dict[str, list[tuple[float, float]]]:
     """Stall over compute and gain at each place, by pair of policies, as the page has them in order."""
     found: dict[str, list[tuple[float, float]]] = {}
-    with (RESULTS / "regimes/gain-by-stall.csv").open(encoding="utf-8", newline="") as file:
+    with gzip.open(RESULTS / "regimes/gain-by-stall.csv.gz", "rt", encoding="utf-8", newline="") as file:
         for name, stall, times, place in list(csv.reader(file))[1:]:
             if place:  # medians and the bound have none
                 found.setdefault(name, []).append((float(stall), float(times)))
