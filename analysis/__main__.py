@@ -150,7 +150,7 @@ def experiments(*, json: _Json = None) -> None:
         write([{"name": one.name, "title": one.title, "figure": one.draw is not None} for one in EXPERIMENTS.values()])
     if json != "-":
         for one in EXPERIMENTS.values():
-            print(f"{one.name:22} {'figure' if one.draw else 'table':6} {one.title}")
+            print(f"{one.name:16} {'figure' if one.draw else 'table':6} {one.title}")
 
 
 app.command(page)

@@ -107,5 +107,5 @@ def _accuracies(data: Data) -> Sheet:
     return Sheet("Tokens/s of the engine by the accuracy of an oracle", columns, rows, long=True)
 
 
-TITLE = "Rivals in their best form, and what the predictor adds"
+TITLE = "Rivals at their best, and what the predictor adds"
 EXPERIMENT = Experiment(280, "expertflow-rivals", TITLE, __doc__, measure, sheets, paper=EXPERTFLOW)
