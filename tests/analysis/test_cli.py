@@ -51,7 +51,8 @@ def test_experiments_are_listed_for_people_and_for_programs(said: Any, tmp_path:
     status, out, _ = said("experiments", "--json", "-")
     assert status == 0 and out == (tmp_path / "e.json").read_text("utf-8")
     for entry, line in zip(json.loads(out), lines.splitlines(), strict=True):
-        assert entry == {"name": line.split()[0], "title": line.split(None, 2)[2], "figure": line.split()[1] == "figure"}
+        name, kind, title = line.split(None, 2)
+        assert entry == {"name": name, "title": title, "figure": kind == "figure"}
     status, out, err = said("experiments", "--json", tmp_path)
     assert status == 2 and out == "" and err.startswith(f"error: --json {tmp_path}: ") and err.count("\n") == 1
 
