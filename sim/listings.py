@@ -149,13 +149,14 @@ def memory(
     reserve: Annotated[str | None, Help("what stays free; default: 1024MiB")] = None,
     json: Json = None,
 ) -> None:
-    """Show what a card's memory leaves for experts, by the context that it keeps keys and values for.
+    r"""Show what a card's memory leaves for experts, by the context that it keeps keys and values for.
 
     For example:
 
     ```
     python -m sim memory qwen3-30b-a3b --hardware rtx-3060 --quant q4_k_m
-    python -m sim memory gpt-oss-20b --hardware rtx-4070 --context 8192 131072 --kv q8_0
+    python -m sim memory gpt-oss-20b --hardware rtx-4070 \
+        --context 8192 131072 --kv q8_0
     ```
     """
     from sim.report.memory import CONTEXTS, memory_json, memory_table
