@@ -64,6 +64,19 @@ Place = tuple[Service, int, int]
 """A service, its slots a layer and its batch."""
 
 
+def places(
+    found: Iterable[Service], slots: Sequence[int] | None = None, batches: Sequence[int] | None = None
+) -> list[Place]:
+    """Every service with each of its slots and batches, or with those of them that are named."""
+    return [
+        (one, held, batch)
+        for one in found
+        for held in one.slots
+        for batch in one.batches
+        if (slots is None or held in slots) and (batches is None or batch in batches)
+    ]
+
+
 def contest(
     places: Sequence[Place], ways: Callable[[Service], Mapping[str, Way]], pairs: Sequence[tuple[str, str]],
     options: ExperimentOptions, what: str, undrawn: Iterable[str] = (),

@@ -73,6 +73,11 @@ def services(options: ExperimentOptions) -> list[Service]:
     return sorted(found, key=_place)
 
 
+def own_services(options: ExperimentOptions) -> list[Service]:
+    """Those of `services` that are the predictor's own data set, or have no predictions. Raises InputError."""
+    return [one for one in services(options) if one.in_domain is not False]
+
+
 def _enough(sources: Sequence[Source]) -> tuple[Source, ...]:
     """The first traces that hold two batches of the largest size together, or all."""
     held = np.cumsum([int((_trace(source).split == "eval").sum()) for source in sources])

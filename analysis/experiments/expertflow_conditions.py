@@ -33,7 +33,7 @@ from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
 from analysis.published import Claim, expertflow
 from analysis.runs import scene_at
-from analysis.services import Service, Way, designs, services
+from analysis.services import Service, Way, designs, own_services
 from sim.policies.named import NamedPolicy
 from sim.report.metrics import Report
 from sim.run.scene import Scene
@@ -90,7 +90,7 @@ def _places(options: ExperimentOptions) -> list[tuple[Service, str, int, int, Cl
     """The first data set of each claim's model, in the predictor's own domain."""
     found = []
     for claim in [one for one in expertflow().claim if one.figure == "throughput" and one.over]:
-        mine = [one for one in services(options) if one.model.name == claim.model and one.in_domain is not False]
+        mine = [one for one in own_services(options) if one.model.name == claim.model]
         for service in mine[:1]:
             slots, batch = claim.slots or USUAL[0], claim.batch or min(USUAL[1], max(service.batches, default=1))
             if slots in service.slots and batch in service.batches:

@@ -8,7 +8,7 @@ give.
 from analysis.contest import verdict
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ENGINE, OURS, at_claim, contest, label, made, ours, ratio, rivals, way
+from analysis.expertflow import ENGINE, OURS, at_claim, contest, label, made, ours, places, ratio, rivals, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes
 from analysis.paper import EXPERTFLOW
@@ -29,16 +29,9 @@ def ways(service: Service) -> dict[str, Way]:
 
 def measure(options: ExperimentOptions) -> Data:
     """Both data sets of every model whose traces carry predictions."""
-    places = [
-        (one, slots, batch)
-        for one in services(options)
-        if one.in_domain is not None
-        for slots in one.slots
-        for batch in one.batches
-        if slots in SLOTS and batch in BATCHES
-    ]
+    told = [one for one in services(options) if one.in_domain is not None]
     pairs = [(mine, over) for mine in (OURS, ENGINE, PERFECT) for over in OVER]
-    return {"cells": contest(places, ways, pairs, options, "cross-domain"), "made": made(options)}
+    return {"cells": contest(places(told, SLOTS, BATCHES), ways, pairs, options, "cross-domain"), "made": made(options)}
 
 
 def sheets(data: Data) -> list[Sheet]:

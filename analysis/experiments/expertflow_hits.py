@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ASSUMED, made, way
+from analysis.expertflow import ASSUMED, made, places, way
 from analysis.jackknife import fought, level
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
@@ -22,7 +22,7 @@ from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent
 from analysis.paper import EXPERTFLOW
 from analysis.published import expertflow
 from analysis.runs import scene_at
-from analysis.services import SLOTS, Service, Way, designs, services
+from analysis.services import SLOTS, Service, Way, designs, own_services
 from sim.workload import Workload
 from traces.schema import DECODE
 
@@ -47,16 +47,10 @@ def ways(service: Service) -> dict[str, Way]:
 
 def measure(options: ExperimentOptions) -> Data:
     """Hits of every cache on every data set of the predictor's own domain, with all slots and batches."""
-    places = [
-        (one, slots, batch)
-        for one in services(options)
-        if one.in_domain is not False
-        for slots in one.slots
-        for batch in one.batches
-    ]
-    bouts = [designs(one.place(options, slots, batch), ways(one)) for one, slots, batch in places]
+    at = places(own_services(options))
+    bouts = [designs(one.place(options, slots, batch), ways(one)) for one, slots, batch in at]
     cells = []
-    for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, "hits", UNDRAWN), strict=True):
+    for (one, slots, batch), ran in zip(at, fought(bouts, options.processes, "hits", UNDRAWN), strict=True):
         work = scene_at(one.place(options, slots, batch)).work
         found = {name: {what: level(what, outcome) for what in COLUMNS} for name, outcome in ran.items() if outcome}
         most = next(outcome.report.bounds["min_hit_ratio"] for outcome in ran.values() if outcome)

@@ -12,11 +12,11 @@ most.
 
 from analysis.entries import distinct, having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ASSUMED, contest, label, made, ratio, way
+from analysis.expertflow import ASSUMED, contest, label, made, places, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
-from analysis.services import Service, Way, services
+from analysis.services import Service, Way, own_services
 
 WHOLE, PLAIN = "whole", "lru"
 SLOTS, BATCHES = (4, 16), (16,)
@@ -46,17 +46,10 @@ def ways(service: Service) -> dict[str, Way]:
 
 def measure(options: ExperimentOptions) -> Data:
     """Everything over the whole and over plain LRU, on the predictor's own data sets."""
-    places = [
-        (one, slots, batch)
-        for one in services(options)
-        if one.in_domain is not False
-        for slots in one.slots
-        for batch in one.batches
-        if slots in SLOTS and batch in BATCHES
-    ]
-    names = list(dict.fromkeys(name for one, _, _ in places for name in ways(one)))
+    fought = places(own_services(options), SLOTS, BATCHES)
+    names = list(dict.fromkeys(name for one, _, _ in fought for name in ways(one)))
     pairs = [(name, over) for name in names for over in (WHOLE, PLAIN) if name != over]
-    return {"names": names, "cells": contest(places, ways, pairs, options, "parts"), "made": made(options)}
+    return {"names": names, "cells": contest(fought, ways, pairs, options, "parts"), "made": made(options)}
 
 
 def sheets(data: Data) -> list[Sheet]:

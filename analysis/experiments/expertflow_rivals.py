@@ -12,11 +12,11 @@ engine, and *over the best rival* what the whole adds to a cache.
 from collections.abc import Iterable
 
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import AT_PAPERS, CODE, ENGINE, OURS, contest, label, made, ours, ratio, way
+from analysis.expertflow import AT_PAPERS, CODE, ENGINE, OURS, contest, label, made, ours, places, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
-from analysis.services import Service, Way, services
+from analysis.services import Service, Way, own_services
 
 SLOTS, BATCHES = (4, 16), (4, 16)
 RIVALS = {
@@ -41,17 +41,10 @@ def _oracle(accuracy: float) -> str:
 
 def measure(options: ExperimentOptions) -> Data:
     """Everything on the predictors' own data sets."""
-    places = [
-        (one, slots, batch)
-        for one in services(options)
-        if one.in_domain is not False
-        for slots in one.slots
-        for batch in one.batches
-        if slots in SLOTS and batch in BATCHES
-    ]
+    fought = places(own_services(options), SLOTS, BATCHES)
     pairs = [(mine, over) for mine in (OURS, AT_PAPERS, ENGINE, "clairvoyant") for over in (*RIVALS, *GUESSES)]
     return {
-        "cells": contest(places, ways, pairs, options, "rivals", [CODE, *map(_oracle, ACCURACIES)]),
+        "cells": contest(fought, ways, pairs, options, "rivals", [CODE, *map(_oracle, ACCURACIES)]),
         "made": made(options),
     }
 

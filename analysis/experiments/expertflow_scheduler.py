@@ -18,7 +18,7 @@ from itertools import product
 from analysis.contest import verdict
 from analysis.entries import having
 from analysis.experiment import Data, Experiment
-from analysis.expertflow import ASSUMED, PIPELINE, contest, label, made, ratio, way
+from analysis.expertflow import ASSUMED, PIPELINE, contest, label, made, places, ratio, way
 from analysis.options import ExperimentOptions
 from analysis.pages.sheets import Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
@@ -68,15 +68,8 @@ COLUMNS = {
 def measure(options: ExperimentOptions) -> Data:
     """Every way on the predictors' own data sets, of the models that the paper gives numbers of."""
     said = {claim.model for claim in expertflow().claim if claim.figure == "scheduler"}
-    places = [
-        (one, slots, batch)
-        for one in services(options)
-        if one.in_domain and one.model.name in said
-        for slots in one.slots
-        for batch in one.batches
-        if slots in SLOTS and batch in BATCHES
-    ]
-    cells = contest(places, ways, list(COLUMNS.values()), options, "scheduler")
+    held = [one for one in services(options) if one.in_domain and one.model.name in said]
+    cells = contest(places(held, SLOTS, BATCHES), ways, list(COLUMNS.values()), options, "scheduler")
     return {"cells": cells, "made": made(options)}
 
 

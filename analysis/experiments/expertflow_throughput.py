@@ -27,6 +27,7 @@ from analysis.expertflow import (
     label,
     made,
     ours,
+    places,
     ratio,
     rivals,
     shown,
@@ -48,9 +49,8 @@ UNDRAWN = (CODE, "se-moe, equal bytes", "pregated-moe", "all-in-gpu")
 
 def measure(options: ExperimentOptions) -> Data:
     """Every way on every data set with all slots and batches, and ExpertFlow's ratios over the others."""
-    places = [(one, slots, batch) for one in services(options) for slots in one.slots for batch in one.batches]
     pairs = [(mine, over) for mine in (OURS, AT_PAPERS, ENGINE) for over in RIVALS]
-    cells = contest(places, lambda one: ours(one) | rivals(), pairs, options, "throughput", UNDRAWN)
+    cells = contest(places(services(options)), lambda one: ours(one) | rivals(), pairs, options, "throughput", UNDRAWN)
     return {"cells": cells, "made": made(options)}
 
 

@@ -107,11 +107,13 @@ class CacheEngine(Policy):
         steps, need = self._need(view)
         weights = self.weights(view)
         gpu_bytes = self.setting.software.table_bytes(weights)
+        slots, wanted = self._slots(gpu_bytes), (need > 0).sum(axis=2)
+        asked = _asked(self._shares(wanted, slots), wanted)
         return Plan(
             eviction=given.eviction,
             per_layer=not given.plec,
-            shares=self._moving(view, steps, need, gpu_bytes) if self._shared else None,
-            requests=_requests(view, steps, need, self._shares(view, need, gpu_bytes)) if given.prefetch else None,
+            shares=_moving(view, steps, wanted, asked, slots) if self._shared else None,
+            requests=_requests(view, steps, need, asked) if given.prefetch else None,
             values=self._values(view, steps, need) if goes_by_values(given.eviction) else None,
             prediction=self._prediction(view, weights),
             stream_prefill=True,
@@ -131,36 +133,15 @@ class CacheEngine(Policy):
         given = self.parameters
         return given.plec and given.split == "need" and goes_by_values(given.eviction)
 
-    def _moving(self, view: View, steps: np.ndarray, need: np.ndarray, taken: int) -> Shares:
-        """What each layer should have: all slots in proportion to need, and as layers are done what they had."""
-        wanted = (need > 0).sum(axis=2)
-        slots = self._slots(taken)
-        whole = proportional(wanted, slots)
-        asked = _asked(np.minimum(wanted, whole), wanted)
-        short = wanted.sum(axis=1) > slots
-        moments, rows = [view.moment(steps, 0)], [whole]
-        for point in range(1, view.n_layers):
-            left = asked[point].copy()
-            left[:, :point] = 0
-            moments.append(view.moment(steps[short], point))
-            rows.append(left[short])
-        moment = np.concatenate(moments)
-        order = np.argsort(moment)
-        return Shares(moment[order], np.concatenate(rows)[order])
-
     def _slots(self, taken: int) -> int:
         return max(0, self.setting.budget - taken) // max(self.setting.model.expert_bytes)
 
-    def _shares(self, view: View, need: np.ndarray, taken: int) -> np.ndarray:
-        """How many slots each layer has as each step begins (D, L), where ``taken`` bytes of the budget are not slots.
-
-        Never more than a layer is thought to need.
-        """
-        slots = self._slots(taken)
-        wanted = (need > 0).sum(axis=2)
+    def _shares(self, wanted: np.ndarray, slots: int) -> np.ndarray:
+        """How many of ``slots`` each layer has as each step begins (D, L): at most those that it wants."""
         if not self.parameters.plec:
-            each, more = divmod(slots, view.n_layers)
-            return np.minimum(wanted, each + (np.arange(view.n_layers) < more))
+            n_layers = wanted.shape[1]
+            each, more = divmod(slots, n_layers)
+            return np.minimum(wanted, each + (np.arange(n_layers) < more))
         if self.parameters.split == "order":
             return np.minimum(wanted, np.maximum(0, slots - (np.cumsum(wanted, axis=1) - wanted)))
         return apportioned(wanted, slots)
@@ -304,15 +285,28 @@ def _asked(shares: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
     return asked
 
 
-def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarray) -> Requests:
-    """Ask for each layer's share (D, L) as a step begins, and for the rest as slots of earlier layers come free.
+def _moving(view: View, steps: np.ndarray, wanted: np.ndarray, asked: list[np.ndarray], slots: int) -> Shares:
+    """What each layer should have: all slots in proportion to need, and as layers are done what they had."""
+    whole = proportional(wanted, slots)
+    short = wanted.sum(axis=1) > slots
+    moments, rows = [view.moment(steps, 0)], [whole]
+    for point in range(1, view.n_layers):
+        left = asked[point].copy()
+        left[:, :point] = 0
+        moments.append(view.moment(steps[short], point))
+        rows.append(left[short])
+    moment = np.concatenate(moments)
+    order = np.argsort(moment)
+    return Shares(moment[order], np.concatenate(rows)[order])
+
+
+def _requests(view: View, steps: np.ndarray, need: np.ndarray, asked: list[np.ndarray]) -> Requests:
+    """Ask for each layer's share as a step begins, and for the rest as slots of earlier layers come free (``asked``).
 
     Nearest layers first, in a layer the experts that most tokens need.
     """
     n_layers, n_experts = view.n_layers, view.n_experts
     order = np.argsort(-need, axis=2, kind="stable")
-    wanted = (need > 0).sum(axis=2)
-    asked = _asked(shares, wanted)
     columns: list[np.ndarray] = []
 
     def ask(point: int, layer: int, upto: np.ndarray, since: np.ndarray) -> None:
@@ -321,7 +315,7 @@ def _requests(view: View, steps: np.ndarray, need: np.ndarray, shares: np.ndarra
         expert = layer * n_experts + order[step, layer, rank]
         columns.append(np.stack([view.moment(steps[step], point), call, expert, call * n_experts + rank]))
 
-    before = np.zeros_like(shares)
+    before = np.zeros_like(asked[0])
     for point, now in enumerate(asked):
         for layer in range(point, n_layers):
             ask(point, layer, now[:, layer], before[:, layer])

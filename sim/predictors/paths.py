@@ -13,6 +13,7 @@ import numpy as np
 from ground.errors import InputError
 from sim.predictors.base import Predictor, top
 from sim.view import View
+from traces.predictor.token_counts import TokenCounts
 from traces.trace import Trace
 
 SCALE = 2**16
@@ -84,19 +85,12 @@ class TokenLevel:
         if not (token >= 0).any():
             raise InputError("TLP goes by token ids, and the profile has none; expected a capture with its text")
         routes = np.concatenate([trace.experts for trace in profile])[token >= 0]
-        self._ids, number = np.unique(token[token >= 0], return_inverse=True)
-        # One row more, of no counts, for ids that are not among these; one expert more for none.
-        counts = np.zeros((len(self._ids) + 1, routes.shape[1], profile[0].n_experts + 1), np.int32)
-        for place in range(routes.shape[2]):
-            np.add.at(counts, (number[:, None], np.arange(routes.shape[1]), routes[:, :, place]), 1)
-        self._counts = counts[:, :, :-1]
+        self._tokens = TokenCounts(token[token >= 0], routes, profile[0].n_experts)
+        self._counts = np.stack([self._tokens.of_layer(layer) for layer in range(routes.shape[1])], axis=1)
 
     def scores(self, view: View, point: int, layers: Sequence[int]) -> np.ndarray:
         """As ``sim.predictors.base.Predictor`` has it."""
-        token = view.token[view.decoding]
-        place = np.searchsorted(self._ids, token).clip(max=len(self._ids) - 1)
-        known = np.where(self._ids[place] == token, place, len(self._ids))
-        return _shares(self._counts[:, list(layers)][known])
+        return _shares(self._counts[:, list(layers)][self._tokens.places(view.token[view.decoding])])
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ def _header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
         def _build_tensors(self, start_offs: int, fields: Sequence[Any]) -> None:
             for each in fields:
                 _, name, _, shape, kind, _ = each.parts
-                form, count = gguf.GGMLQuantizationType(int(kind[0])), 1
-                for length in shape.tolist():
-                    count *= length
+                form, count = gguf.GGMLQuantizationType(int(kind[0])), prod(shape.tolist())
                 weights, size = gguf.GGML_QUANT_SIZES[form]
                 text = bytes(name).decode()
                 found.append(Tensor(text, tuple(shape.tolist()), form.name.lower(), count // weights * size))
@@ -168,10 +167,7 @@ class _Model:
             part, layer = placed(tensor.name, _part_of)
             sizes.add(tensor, part if layer < layers else None, layer)
             if part == "experts" and layer < layers and tensor.name.endswith(".weight"):
-                count = 1
-                for length in tensor.shape:
-                    count *= length
-                sizes.forms[tensor.form] += count
+                sizes.forms[tensor.form] += prod(tensor.shape)
         return sizes
 
     def _windows(self, layers: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from traces.predictor.token_counts import TokenCounts
 from traces.trace import Trace
 
 Scores = Callable[[int], np.ndarray]
@@ -66,18 +67,9 @@ def _one_hot(ids: np.ndarray, experts: int) -> np.ndarray:
 
 
 def _token_level(trace: Trace, profile: Trace, rows: np.ndarray, learnt: np.ndarray) -> Scores:
-    tokens, number = np.unique(profile.token[learnt], return_inverse=True)
-    place = np.searchsorted(tokens, trace.token[rows]).clip(max=max(0, len(tokens) - 1))
-    seen = tokens[place] == trace.token[rows] if len(tokens) else np.zeros(len(rows), bool)
-    routes = profile.experts[learnt]
-
-    def scores(layer: int) -> np.ndarray:
-        counts = np.zeros((len(tokens) + 1, trace.n_experts + 1), np.int64)
-        for slot in range(routes.shape[2]):
-            np.add.at(counts, (number, routes[:, layer, slot].astype(np.int64)), 1)
-        return counts[np.where(seen, place, len(tokens)), :-1]
-
-    return scores
+    counts = TokenCounts(profile.token[learnt], profile.experts[learnt], trace.n_experts)
+    places = counts.places(trace.token[rows])
+    return lambda layer: counts.of_layer(layer)[places]
 
 
 def _sequence_level(trace: Trace, rows: np.ndarray, layer: int) -> np.ndarray:
