@@ -99,6 +99,7 @@ class ValidateOptions(DeviceOptions):
     model: Annotated[str | None, Help("the model whose dimensions are used; default: the trace's own")] = None
     profile: Annotated[tuple[str, ...] | None, LEARNED] = None
     split: Split = "eval"
+    batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
     baseline: Annotated[
         bool, Help("also time accelerate's CPU offload and plain pageable copies", negative="--no-baseline")
     ] = True
@@ -111,7 +112,7 @@ class ValidateOptions(DeviceOptions):
         """The scene at one cache size, with a profile of this machine."""
         return SceneOptions(
             self.traces, model=self.model, hardware=hardware, software=self.software, cache=cache,
-            profile=self.profile, split=self.split,
+            profile=self.profile, split=self.split, batch=self.batch,
         )  # fmt: skip
 
 
