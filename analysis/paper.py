@@ -5,6 +5,7 @@ What each reports is in ``papers/NAME.toml`` (``analysis.published``).
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sim.machine.hardware import DEFAULT_HARDWARE
 from sim.run.scene import bundled_traces
@@ -13,19 +14,28 @@ from traces.trace import Trace
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: ``name`` of its report, the machine that it measured on, and the models of its traces here."""
+    """One paper: ``name`` of its report, the machine that it measured on, and the models of its traces here.
+
+    ``embedded``: only traces that hold embeddings are its own.
+    """
 
     name: str
     hardware: str
     models: tuple[str, ...]
+    embedded: bool = False
 
     @property
     def traces(self) -> list[Path]:
         """The bundled traces of its models."""
-        return [path for path in bundled_traces() if Trace.load_meta(path)["model"]["name"] in self.models]
+        return [path for path in bundled_traces() if self._of_its_own(Trace.load_meta(path))]
+
+    def _of_its_own(self, meta: dict[str, Any]) -> bool:
+        return meta["model"]["name"] in self.models and ("embedding" in meta or not self.embedded)
 
 
-DOMOE = Paper("domoe", DEFAULT_HARDWARE, ("mixtral-8x7b", "phi-3.5-moe", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"))
+DOMOE = Paper(
+    "domoe", DEFAULT_HARDWARE, ("mixtral-8x7b", "phi-3.5-moe", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"), embedded=True
+)
 EXPERTFLOW = Paper(
     "expertflow",
     "a40",

@@ -14,11 +14,14 @@ from traces.trace import Trace
 def first_sequences(trace: Trace, profile_tokens: int, eval_tokens: int, eval_sequences: int) -> Trace:
     """The first sequences of each domain and split, whole, until they hold the decode tokens (and sequences) wanted.
 
+    Of a split of which no token is wanted nothing stays.
     ``meta["subset"]`` says of what. Raises InputError if the trace holds less than that.
     """
     tokens = np.bincount(trace.sequence[trace.phase == DECODE], minlength=trace.n_sequences)
     keep = np.zeros(trace.n_sequences, bool)
     for split, want, least in (("profile", profile_tokens, 1), ("eval", eval_tokens, eval_sequences)):
+        if not want:
+            continue
         for domain in np.unique(trace.domain):
             members = np.flatnonzero((trace.split == split) & (trace.domain == domain))
             held = np.cumsum(tokens[members])

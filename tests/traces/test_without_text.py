@@ -36,6 +36,13 @@ def test_the_command_leaves_them_out(tmp_path):
     assert any("may not be passed on" in note for note in trace.meta["notes"])
 
 
+def test_a_subset_without_profile_tokens_has_no_profile_sequence(tmp_path):
+    source = next(path for path in BUNDLED if path.name == "mixtral_law.npz")
+    amounts = ["--profile-tokens", "0", "--eval-tokens", "20", "--eval-sequences", "3"]
+    assert main(["subset", str(source), "-o", str(tmp_path / "t.npz"), *amounts]) == 0
+    assert Trace.load(tmp_path / "t.npz").split.tolist() == ["eval"] * 3
+
+
 @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
 def test_no_bundled_trace_holds_text_that_may_not_be_passed_on(path):
     licence = Trace.load_meta(path).get("text", {}).get("licence", "")
