@@ -27,6 +27,8 @@ class Source:
     domains: tuple[str, ...]
     training_seed: int | None = None
     """Of the small model that was trained for it; None for a trace of another model."""
+    profiled: bool = True
+    """Whether it has a profile split."""
 
     @property
     def name(self) -> str:
@@ -41,7 +43,8 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelTraces:
-    """All traces of one model: ``workloads`` are replayed (several files of one take turns), all are learned from."""
+    """All traces of one model: ``workloads`` are replayed (several files of one take turns), and the profile
+    splits of all are learned from."""
 
     name: str
     workloads: dict[str, tuple[Source, ...]]
@@ -60,7 +63,7 @@ class ModelTraces:
     @property
     def profile(self) -> tuple[str, ...]:
         """Files whose profile splits policies learn from."""
-        return tuple(source.path for source in self.sources)
+        return tuple(source.path for source in self.sources if source.profiled)
 
 
 @lru_cache(maxsize=8)
@@ -101,7 +104,8 @@ def _source(path: Path) -> Source:
     trained = trace.meta.get("captured", {}).get("trained")
     seed = trained.get("seed") if isinstance(trained, dict) else None
     name, domains = str(trace.meta["model"]["name"]), tuple(sorted(set(trace.domain.tolist())))
-    return Source(str(path), trace.sha256, name, domains, seed if isinstance(seed, int) else None)
+    profiled = bool((trace.split == "profile").any())
+    return Source(str(path), trace.sha256, name, domains, seed if isinstance(seed, int) else None, profiled)
 
 
 def _model_traces(model: str, sources: Sequence[Source]) -> ModelTraces:

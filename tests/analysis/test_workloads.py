@@ -40,6 +40,14 @@ def test_law_and_banking_stand_alone_and_the_rest_is_mixed(tmp_path: Path) -> No
     assert len(model.profile) == 4
 
 
+def test_a_trace_without_a_profile_split_is_replayed_and_not_learned_from(tmp_path: Path) -> None:
+    law = written(tmp_path, "law")
+    written(tmp_path, "banking", sequences=1)  # its one sequence is for evaluation
+    (model,) = by_model([tmp_path])
+    assert list(model.workloads) == ["law", "banking"]
+    assert model.profile == (str(law),)
+
+
 def test_a_trace_of_several_domains_is_mixed_as_it_is(tmp_path: Path) -> None:
     written(tmp_path, ["code", "math", "code", "math"])
     written(tmp_path, "law")
