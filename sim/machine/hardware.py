@@ -149,6 +149,10 @@ class Lookups(Checked):
     """Microseconds that one iteration of clustering takes beside its arithmetic."""
     network_us: Number
     """Microseconds that one forward pass of a net takes beside reading its weights."""
+    path_us: Number = Figure(
+        value=800, source="assumed: as of the built-in profile fast, a CUDA graph on an NVIDIA H200"
+    )
+    """Microseconds that one pass of a path predictor takes, a token of each sequence, beside reading its weights."""
     gbps: Perhaps = None
     """GB/s at which tables and nets are read. Left out, it is what the GPU's memory reaches."""
     gflops: Perhaps = None

@@ -36,10 +36,6 @@ class PredictionCosts(Lookups, Profile):
     """What reports call it."""
     description: str = ""
     """The way of predicting in a few words."""
-    path_us: Number = Figure(
-        value=2500, source="assumed: 230 kernels of the published net, 11 us each as those of network_us"
-    )
-    """Microseconds that one pass of a path predictor takes, a token of each sequence, beside reading its weights."""
     regroup_us: Number = Figure(value=90, source=_REGROUPED, measured=True)
     """Microseconds that splitting the tokens of two batches takes (``sim.schedules.grouping``), whatever their size."""
     regroup_ns: Number = Figure(value=7.5, source=_REGROUPED, measured=True)

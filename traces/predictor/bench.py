@@ -41,7 +41,8 @@ def measure(
     """Median microseconds for each batch size: ``prefill_us`` of whole prompts, ``step_us`` of one token of each.
 
     A prefill encodes prompts of ``prompt_tokens`` and predicts all their tokens; a step follows ``tokens`` others.
-    The predictor's outputs are waited for. Raises InputError for a number below 1.
+    The predictor's outputs are waited for. ``graph_us`` is a step as one CUDA graph, whose kernels need no launching
+    one by one; None without a GPU. Raises InputError for a number below 1.
     """
     for name, values in {"prompt_tokens": [prompt_tokens], "repeats": [repeats], "batch": batches}.items():
         if min(values) < 1:
@@ -65,9 +66,24 @@ def measure(
                     "batch": batch,
                     "prefill_us": _median_us(prefill, device, repeats),
                     "step_us": _median_us(lambda: running.step(prompt[:, 0]), device, repeats),  # noqa: B023
+                    "graph_us": _graph_us(running, prompt[:, 0].clone(), repeats),
                 }
             )
     return found
+
+
+def _graph_us(running: SteppingPredictor, tokens: torch.Tensor, repeats: int) -> float | None:
+    """Median microseconds of a step as a CUDA graph: it repeats one token, after as many others."""
+    if tokens.device.type != "cuda":
+        return None
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        running.step(tokens)
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            running.step(tokens)
+    return _median_us(graph.replay, tokens.device, repeats)
 
 
 def _median_us(work: Callable[[], Any], device: torch.device, repeats: int) -> float:

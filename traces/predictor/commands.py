@@ -137,10 +137,12 @@ def bench(
     for one in found:
         print(
             f"# batch {one['batch']}: {one['step_us']:,.0f} us a token of each sequence, "
-            f"{one['prefill_us']:,.0f} us a prompt of {prompt_tokens}"
+            + (f"{one['graph_us']:,.0f} us as a CUDA graph, " if one["graph_us"] else "")
+            + f"{one['prefill_us']:,.0f} us a prompt of {prompt_tokens}"
         )
+    way, least = ("a step", "step_us") if found[0]["graph_us"] is None else ("a step as a CUDA graph", "graph_us")
     print(
-        f"[path_us]\nvalue = {found[0]['step_us']}\n"
-        f'source = "path predictor of {stored.record["parameters"]:,} weights, one step of batch {found[0]["batch"]} '
+        f"[path_us]\nvalue = {found[0][least]}\n"
+        f'source = "path predictor of {stored.record["parameters"]:,} weights, {way} of batch {found[0]["batch"]} '
         f'on {where}"\nmeasured = true'
     )
