@@ -61,15 +61,21 @@ class Service:
         return Place.of(here, batch=batch, **more)
 
 
-def services(options: ExperimentOptions) -> list[Service]:
-    """DATA_SETS data sets of each model, those with predictions first. Raises InputError."""
+def services(options: ExperimentOptions, *, embedded: bool = False) -> list[Service]:
+    """DATA_SETS data sets of each model, those with predictions first; with ``embedded`` of traces with embeddings.
+
+    Raises InputError.
+    """
     found = []
     for model in options.models:
-        predicted = [source for source in model.sources if _trace(source).predicted_experts is not None]
+        sources = [one for one in model.sources if not embedded or _trace(one).embeddings is not None]
+        if not sources:
+            continue
+        predicted = [source for source in sources if _trace(source).predicted_experts is not None]
         told = [_service(model, ", ".join(source.domains), (source,)) for source in predicted]
         found += sorted(told, key=_place)[:DATA_SETS]
         if not predicted:
-            found.append(_service(model, MIXED, _enough(model.sources)))
+            found.append(_service(model, MIXED, _enough(sources)))
     return sorted(found, key=_place)
 
 

@@ -43,8 +43,10 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelTraces:
-    """All traces of one model: ``workloads`` are replayed (several files of one take turns), and the profile
-    splits of all are learned from."""
+    """All traces of one model.
+
+    ``workloads`` are replayed, where several files of one take turns, and the profile splits of all are learned from.
+    """
 
     name: str
     workloads: dict[str, tuple[Source, ...]]

@@ -14,11 +14,10 @@ from analysis.options import ExperimentOptions
 from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number
 from analysis.paper import EXPERTFLOW
 from analysis.services import Service, Way, services
-from analysis.workloads import loaded
 
 CACHES = ("25%", "50%")
-SHOWN = (1, 4, 16)
-"""Batches."""
+SHOWN = (1, 4, 16, 32)
+"""Batches; of the largest one is full at first."""
 CONTROL = "perfect-lfu"
 
 
@@ -47,8 +46,8 @@ def ways(service: Service) -> dict[str, Way]:
 
 def measure(options: ExperimentOptions) -> Data:
     """Everything on every data set with embeddings, batch 1 and up."""
-    held = [one for one in services(options) if loaded(one.sources[0].path).embeddings is not None]
-    places = [(one, min(one.slots, default=1), batch) for one in held for batch in (1, *one.batches) if batch in SHOWN]
+    held = services(options, embedded=True)
+    places = [(one, min(one.slots, default=1), batch) for one in held for batch in SHOWN if batch <= one.sequences]
     names = list(dict.fromkeys(name for one in held for name in ways(one)))
     pairs = [(name, f"{CONTROL}, {name.rpartition(', ')[2]}") for name in names]
     cells = contest(places, ways, pairs, options, "domoe beside expertflow")
