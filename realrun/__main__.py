@@ -16,7 +16,16 @@ from typing import Annotated
 
 from ground.command_line import Help, command_line, run
 from realrun.device.faults import RunError, SlotFault
-from realrun.options import Device, Folder, GenerateOptions, Output, ReplayOptions, TracePath, ValidateOptions
+from realrun.options import (
+    Device,
+    Folder,
+    GenerateOptions,
+    MoreTraces,
+    Output,
+    ReplayOptions,
+    TracePath,
+    ValidateOptions,
+)
 from sim.run.scene import code_version
 
 app = command_line(
@@ -92,11 +101,13 @@ def replay(trace: TracePath, /, *, options: ReplayOptions = _REPLAY) -> None:
 
 
 @app.command
-def validate(trace: TracePath, /, *, options: ValidateOptions) -> None:
+def validate(trace: TracePath, /, *more: MoreTraces, options: ValidateOptions) -> None:
     r"""Run policies at several cache sizes in simulated time and on this machine, and say how far the two are apart.
 
     Both execute the same plans. All runs share the pinned experts. The folder gets validation.md, .csv and .json, which
     are written anew after every pair of runs, and .png at the end. Before the first pair it stays as it is.
+
+    With --draw nobody chooses what is shown, and every error is set against the spread of several runs.
 
     For example:
 
@@ -105,11 +116,12 @@ def validate(trace: TracePath, /, *, options: ValidateOptions) -> None:
         --policies on-demand lru clairvoyant
     python -m realrun validate traces/mixtral_law.npz -o out --policies lru \
         --device cpu --scale 64 --steps 5
+    python -m realrun validate traces/qwen3_*.npz -o out --policies all --draw 12 --seed 1
     ```
     """
     from realrun.validate.pairs import validate_command
 
-    validate_command(replace(options, traces=(trace,)), _typed())
+    validate_command(replace(options, traces=(trace, *more)), _typed())
 
 
 @app.command
@@ -117,7 +129,7 @@ def resimulate(
     validation: Annotated[Path, Help("a validation.json that validate has written")],
     trace: Annotated[Path, Help("the trace that it was made of, .npz")],
     /,
-    *,
+    *more: MoreTraces,
     folder: Folder,
     hardware: Annotated[str, Help("the profile to simulate with: a built-in name or .toml")] = "h200",
 ) -> None:
@@ -132,7 +144,7 @@ def resimulate(
     """
     from realrun.validate.resimulate import resimulate_command
 
-    resimulate_command(validation, trace, folder, hardware, _typed())
+    resimulate_command(validation, (trace, *more), folder, hardware, _typed())
 
 
 @app.command

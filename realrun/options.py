@@ -10,6 +10,7 @@ from cyclopts import Parameter, Token
 from ground.command_line import Help
 from ground.errors import InputError
 from ground.whole_number import WholeNumber
+from realrun.validate.draw import BOUNDS
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE
 from sim.run.cache_size import parse_capacity
 from sim.run.scene import DEFAULT_CACHE, CacheSize, SceneOptions, Split
@@ -25,6 +26,7 @@ def _named(kind: object, tokens: Sequence[Token]) -> Path:
 Output = Annotated[Path, Parameter(converter=_named)]
 Folder = Annotated[Output, Help("where the table, its data and the plot go", "--folder", "-o")]
 TracePath = Annotated[Path, Help("a trace, .npz")]
+MoreTraces = Annotated[Path, Help("more of the same model")]
 Device = Annotated[str, Help("where to run: cuda, cuda:1, or cpu (slow, to try things out)")]
 Check = Annotated[bool, Help("check the bytes of every expert before and after its kernels")]
 PolicySettings = Annotated[tuple[str, ...], Help("policy parameters, key=value", show_default=False)]
@@ -82,13 +84,29 @@ class ReplayOptions(DeviceOptions, SceneOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ValidateOptions(DeviceOptions):
-    """Options of ``validate``: of scenes that differ in their cache size alone."""
+    """Options of ``validate``: of scenes that differ in their trace and cache size alone."""
 
     traces: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    policies: Annotated[tuple[str, ...], Help("policies to run: name or name,key=value,...", show_default=False)]
+    policies: Annotated[
+        tuple[str, ...], Help("policies to run: name or name,key=value,...; all is every one", show_default=False)
+    ]
     cache: Annotated[
-        tuple[str, ...], Help("cache sizes: 25%, 64 (slots), 16GiB", show_default=" ".join)
-    ] = (DEFAULT_CACHE,)
+        tuple[str, ...] | None,
+        Help(
+            "cache sizes: 25%, 64 (slots), 16GiB; with --draw the least and the most; default: "
+            f"{DEFAULT_CACHE}, with --draw {' '.join(BOUNDS)}",
+            show_default=False,
+        ),
+    ] = None
+    draw: Annotated[
+        WholeNumber | None,
+        Help("run so many pairs of a policy, a cache size and a trace, drawn at random; default: all that are named"),
+    ] = None
+    seed: Annotated[WholeNumber, Help("of what is drawn, and of the order of runs")] = 0
+    repeat: Annotated[
+        WholeNumber | None,
+        Help("run each pair so often, all pairs in turn, and show the spread; default: see --seconds; with --draw 3"),
+    ] = None
     folder: Folder
     hardware: Annotated[
         str | None, Help("the profile to simulate with; default: this machine is measured first")
@@ -105,13 +123,14 @@ class ValidateOptions(DeviceOptions):
     ] = True
     quick: Annotated[bool, Help("measure this machine in less time")] = False
     seconds: Annotated[
-        float, Help("decode time to measure of each pair; shorter runs are repeated, the fastest counts")
+        float,
+        Help("without --repeat: decode time to measure of each pair; shorter runs are repeated, the fastest counts"),
     ] = 2.0
 
-    def scene(self, hardware: str, cache: str) -> SceneOptions:
-        """The scene at one cache size, with a profile of this machine."""
+    def scene(self, trace: Path, hardware: str, cache: str) -> SceneOptions:
+        """The scene of one trace at one cache size, with a profile of this machine."""
         return SceneOptions(
-            self.traces, model=self.model, hardware=hardware, software=self.software, cache=cache,
+            (trace,), model=self.model, hardware=hardware, software=self.software, cache=cache,
             profile=self.profile, split=self.split, batch=self.batch,
         )  # fmt: skip
 

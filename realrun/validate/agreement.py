@@ -2,11 +2,15 @@
 
 Errors are simulated over measured, less 1. A ratio of look-ups is compared in points, ``simulated - measured``. Parts
 of a run's time are compared by their share of it as well: a part that takes next to no time has no error worth a ratio.
+
+A pair that was measured several times has an error against the run that counts, the fastest, and one against the median
+of all. The latter is set against the spread: how far the runs of the pair are apart.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
 
 from sim.report.metrics import Report
 
@@ -26,6 +30,16 @@ class Component:
     unit: Unit
     simulated: float | None
     measured: float | None
+    """Of the run that counts."""
+    trace: str = ""
+    """Its file's name."""
+    runs: tuple[float | None, ...] = ()
+    """What each run of the pair measured, where there were several."""
+
+    @property
+    def pair(self) -> tuple[str, str, str]:
+        """Whose component it is: policy, cache and trace."""
+        return self.policy, self.cache, self.trace
 
     @property
     def error(self) -> float | None:
@@ -43,11 +57,64 @@ class Component:
         """Of the error; a part that is there on one clock alone is off by all of it."""
         return 1.0 if self.error is None else abs(self.error)
 
+    @property
+    def known(self) -> list[float]:
+        """What runs measured, those that did."""
+        return [value for value in self.runs if value is not None]
 
-def compare(simulated: Report, measured: Report, cache: str, policy: str | None = None) -> list[Component]:
-    """Every component of two reports of the same run, the reports' own figures first, then decode's parts."""
-    name = policy or measured.policy
-    return [Component(name, cache, what, unit, read(simulated), read(measured)) for what, unit, read in _COMPONENTS]
+    @property
+    def of_median(self) -> "Component":
+        """The same against the median of all runs; itself where there was one run."""
+        return replace(self, measured=median(self.known), runs=()) if self.known else replace(self, runs=())
+
+    @property
+    def spread(self) -> float | None:
+        """From the lowest run to the highest, as a share of their median, or in points; None for fewer than two."""
+        known = self.known
+        if len(known) < 2:
+            return None
+        apart = max(known) - min(known)
+        if self.unit == "share" or not apart:
+            return apart
+        return apart / abs(median(known)) if median(known) else None
+
+    @property
+    def in_spreads(self) -> float | None:
+        """The error against the median as a multiple of the spread; None where either is not known or all is alike."""
+        error, spread = self.of_median.error, self.spread
+        return abs(error) / spread if error is not None and spread else None
+
+    @property
+    def explained(self) -> bool:
+        """Whether the machine's own spread explains the error: some runs were no slower, and some no faster."""
+        known = self.known
+        return len(known) > 1 and self.simulated is not None and min(known) <= self.simulated <= max(known)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the errors; what several runs tell only where there were several."""
+        data = asdict(self) | {"error": self.error}
+        runs = data.pop("runs")
+        if not data["trace"]:
+            del data["trace"]
+        if not runs:
+            return data
+        several = {"median": self.of_median.measured, "median_error": self.of_median.error, "spread": self.spread}
+        return data | several | {"in_spreads": self.in_spreads, "explained": self.explained, "runs": list(runs)}
+
+
+def compare(
+    simulated: Report, measured: Report, cache: str, policy: str | None = None, trace: str = "",
+    runs: Sequence[Report] = (),
+) -> list[Component]:  # fmt: skip
+    """Every component of two reports of the same run, the reports' own figures first, then decode's parts.
+
+    ``runs`` are all measured runs of the pair, where there were several.
+    """
+    name, several = policy or measured.policy, runs if len(runs) > 1 else ()
+    return [
+        Component(name, cache, what, unit, read(simulated), read(measured), trace, tuple(map(read, several)))
+        for what, unit, read in _COMPONENTS
+    ]
 
 
 def _counted(key: str) -> Callable[[Report], float | None]:
@@ -123,8 +190,14 @@ class Summary:
 def matters(row: Component, rows: list[Component]) -> bool:
     """Whether a part of the time is at least `MATTERS` of its run's time per token, in either clock."""
     parts = PARTS if row.component in PARTS else PREFILL_PARTS
-    of_run = [r for r in rows if r.component in parts and (r.policy, r.cache) == (row.policy, row.cache)]
+    of_run = [r for r in rows if r.component in parts and r.pair == row.pair]
     return max(row.simulated or 0.0, row.measured or 0.0) >= MATTERS * sum(r.measured or 0.0 for r in of_run)
+
+
+def named(row: Component, rows: Sequence[Component]) -> str:
+    """The pair of ``row`` in words; with its trace where the pairs of ``rows`` have several."""
+    of = f" of {row.trace}" if len({each.trace for each in rows}) > 1 else ""
+    return f"{row.policy} at {row.cache}{of}"
 
 
 def worst(rows: list[Component], components: tuple[str, ...]) -> Component | None:
@@ -140,7 +213,7 @@ def summarise(rows: list[Component]) -> Summary:
         return [abs(row.error) for row in rows if row.component in components and row.error is not None]
 
     def of(part: Component | None) -> tuple[float, str]:
-        return (part.size, f"{part.component}, {part.policy} at {part.cache}") if part else (0.0, "")
+        return (part.size, f"{part.component}, {named(part, rows)}") if part else (0.0, "")
 
     pairs = sum(row.component == "throughput" for row in rows)
     if not pairs:

@@ -23,6 +23,7 @@ from ground.output import show
 from ground.plots import new_figure, save_png
 from ground.tables import Parts
 from realrun.calibrate.machine import Machine
+from realrun.validate import spread
 from realrun.validate.agreement import PARTS, PREFILL_PARTS, Component, Summary, summarise, worst
 from sim.report.metrics import Report
 from sim.report.tables import percent
@@ -38,6 +39,8 @@ LEAST = 1e-3
 FILES = ("validation.json", "validation.csv", "validation.md", "validation.png")
 PROFILE = "profile.toml"
 """What the machine was measured to be, where a validation did so itself."""
+Key = tuple[str, str, str]
+"""A pair: policy, cache and trace, which is empty where all pairs are of one."""
 LATENCIES = ("TTFT mean", "TPOT mean", "TPOT p50", "TPOT p95", "TPOT p99")
 
 
@@ -63,26 +66,36 @@ class Record:
     provenance: dict[str, Any]
     rows: list[Component] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """``{policy, cache, simulated, measured}``, both as reports of ``sim``."""
-    link: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
+    """``{policy, cache, trace, simulated, measured}``, both as reports of ``sim``; trace where there are several."""
+    link: dict[Key, list[float | None]] = field(default_factory=dict)
     """Shares of the link's own peak at which each measured run moved its bytes: in all, and while copies were made."""
     left_out: list[str] = field(default_factory=list)
     """Policies that could not run, and why."""
     baselines: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
+    interleaved: bool = False
+    """All pairs were measured several times, in turn: they are shown with their spread."""
     profile: str = ""
     """The profile as text where it was measured for these runs."""
 
     def add(self, rows: list[Component], simulated: Report, measured: dict[str, Any], here: Scene) -> None:
-        """A pair of runs of ``here``: what compares them, and both reports, the ``measured`` one as data."""
-        policy, cache = rows[0].policy, rows[0].cache
+        """A pair of runs of ``here``: what compares them, and both reports, the ``measured`` one as data.
+
+        It takes the place of what was there of the same pair.
+        """
+        key = policy, cache, trace = rows[0].pair
+        report = {"policy": policy, "cache": cache, "simulated": simulated.to_json(), "measured": measured}
+        report |= {"trace": trace} if trace else {}
+        if key in self.link:
+            self.rows[:] = [row for row in self.rows if row.pair != key]
+            self.reports[:] = [each for each in self.reports if _key(each) != key]
         self.rows += rows
-        self.reports.append({"policy": policy, "cache": cache, "simulated": simulated.to_json(), "measured": measured})
+        self.reports.append(report)
         size = here.model.expert_bytes[0]
         in_a_row = size / max(1, here.hardware.copy_ns(size) - here.hardware.startup_ns(size)) * 1e9
         moved = measured["link_bytes"]["demand"] + measured["link_bytes"]["prefetch"]
         times_ms = sum(measured["time_ms"].values()), measured["settings"]["link_busy_ms"]
-        self.link[policy, cache] = [moved / (ms / 1e3) / in_a_row if ms else None for ms in times_ms]
+        self.link[key] = [moved / (ms / 1e3) / in_a_row if ms else None for ms in times_ms]
 
     def summary(self) -> Summary | None:
         """The targets' figures, None before the first pair."""
@@ -98,12 +111,14 @@ class Record:
         summary = self.summary()
         if summary is None:
             return
-        components = [asdict(row) | {"error": row.error} for row in self.rows]
+        components = [row.to_json() for row in self.rows]
         data = {
             "command": self.command, "complete": self.complete, "provenance": self.provenance,
             "summary": asdict(summary), "components": components, "baselines": self.baselines,
             "left_out": self.left_out, "reports": self.reports,
         }  # fmt: skip
+        if repeated := spread.several(self.rows):
+            data["summary_of_medians"] = asdict(summarise([row.of_median for row in repeated]))
         texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(components), self.markdown()]
         named = dict(zip(FILES, texts, strict=False)) | ({PROFILE: self.profile} if self.profile else {})
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,38 +131,50 @@ class Record:
             else:
                 (folder / FILES[-1]).unlink(missing_ok=True)
 
-    def _pairs(self) -> dict[tuple[str, str], dict[str, Component]]:
+    def _pairs(self) -> dict[Key, dict[str, Component]]:
         """The components of each pair by their names."""
-        pairs: dict[tuple[str, str], dict[str, Component]] = {}
+        pairs: dict[Key, dict[str, Component]] = {}
         for row in self.rows:
-            pairs.setdefault((row.policy, row.cache), {})[row.component] = row
+            pairs.setdefault(row.pair, {})[row.component] = row
         return pairs
+
+    def _where(self, key: Key) -> str:
+        """The cache of a pair, and its trace where there are several."""
+        _, cache, trace = key
+        return f"{cache}, {Path(trace).stem}" if len({row.trace for row in self.rows}) > 1 else cache
 
     def lines(self) -> list[list[str]]:
         """One line of the table for each pair, as text."""
-        return [self._line(*pair, found) for pair, found in self._pairs().items()]
+        return [self._line(pair, found) for pair, found in self._pairs().items()]
 
-    def _line(self, policy: str, cache: str, found: dict[str, Component]) -> list[str]:
-        cells = [policy, cache, *_cells_of(found["throughput"], 3)]
+    def of_runs(self) -> list[list[str]]:
+        """One line under `spread.HEADINGS` for each pair that was measured several times."""
+        pairs = sorted(self._pairs().items(), key=lambda pair: pair[0][0])
+        return [spread.line(found, self._where(key)) for key, found in pairs if spread.several(list(found.values()))]
+
+    def _line(self, key: Key, found: dict[str, Component]) -> list[str]:
+        cells = [key[0], self._where(key), *_cells_of(found["throughput"], 3)]
         for share in ("hits", "late", "misses"):
             cells += [percent(found[share].simulated), percent(found[share].measured)]
-        tokens = next(r for r in self.reports if (r["policy"], r["cache"]) == (policy, cache))["measured"]["tokens"]
+        tokens = next(report for report in self.reports if _key(report) == key)["measured"]["tokens"]
         moved = found["bytes"]
         cells += [f"{(value or 0) / 1e9 / max(1, tokens):.3f}" for value in (moved.simulated, moved.measured)]
         cells += [percent(found[name].error, "+") for name in ("TTFT mean", "TPOT p95")]
         part = worst(list(found.values()), PARTS)
         cells.append("–" if part is None else f"{part.component} {percent(part.error, '+')}")
-        return [*cells, *map(percent, self.link.get((policy, cache), (None, None)))]
+        return [*cells, *map(percent, self.link.get(key, (None, None)))]
 
     def details(self, components: Sequence[str]) -> list[list[str]]:
         """One line for each pair: of each component, in milliseconds, simulated, measured and the error."""
         return [
-            [*pair, *(cell for name in components for cell in _cells_of(found[name], 2))]
+            [pair[0], self._where(pair), *(cell for name in components for cell in _cells_of(found[name], 2))]
             for pair, found in self._pairs().items()
         ]
 
     def table(self) -> Parts:
-        """The pairs for a terminal, what was simulated and what was measured in one cell."""
+        """The pairs for a terminal, what was simulated and what was measured in one cell, or with their spread."""
+        if self.complete and self.interleaved:
+            return Parts("simulated against the runs of each pair", list(spread.HEADINGS), self.of_runs())
         single = [at for at, heading in enumerate(HEADINGS) if heading != "measured"]
         pairs = [at for at in single if at + 1 < len(HEADINGS) and HEADINGS[at + 1] == "measured"]
         headings = [HEADINGS[at].removesuffix(" sim") for at in single]
@@ -172,7 +199,7 @@ class Record:
             f"parts of the time: off by {summary.parts_worst:.1%} at worst ({summary.parts_worst_of or 'none'})",
             f"TTFT: off by {summary.ttft_worst:.1%} at worst; its parts by {summary.prefill_worst:.1%} "
             f"({summary.prefill_worst_of or 'none'})",
-            *self._repeated(),
+            *(spread.verdict(self.rows) if self.interleaved else self._repeated()),
             *[f"left out: {line}" for line in self.left_out],
             *[f"{name}: {text}" for name, text in self.baselines.get("ratios", {}).items()],
         ]
@@ -201,6 +228,9 @@ class Record:
         lines = ["# Simulated against measured", "", f"Made by `{self.command}`.", ""]
         lines += [f"- {key}: {value}" for key, value in self.provenance.items()] + [""]
         lines += [f"- {line}" for line in self.verdict()] + [""]
+        if self.interleaved:
+            lines += [_cells(spread.HEADINGS), _cells(["---"] * len(spread.HEADINGS)), *map(_cells, self.of_runs()), ""]
+            return "\n".join([*lines, *spread.NOTE, ""])
         lines += [_cells(HEADINGS), _cells(["---"] * len(HEADINGS)), *map(_cells, self.lines()), ""]
         lines += [
             "Errors are simulated over measured, less 1. Link used: bytes moved in decode over its time, as a share",
@@ -215,6 +245,11 @@ class Record:
         return "\n".join(lines)
 
 
+def _key(report: dict[str, Any]) -> Key:
+    """Which pair a report is of."""
+    return report["policy"], report["cache"], report.get("trace", "")
+
+
 def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -227,7 +262,8 @@ def _cells_of(row: Component, digits: int) -> list[str]:
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    names = dict.fromkeys(name for row in rows for name in row if name != "runs")
+    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -195,6 +195,8 @@ class Hardware(Profile):
     """How fast the host computes experts."""
     lookups: Measured | None = None
     """What predictors cost here, for ``--software measured`` and ``measured-host``."""
+    calibrated_on: list[str] = Field([])
+    """The traces, by their sha256, on which figures of it were fitted. What is simulated there is no test of it."""
     details: dict[str, Any] = Field({})
     """Whatever else was measured, for a person. Nothing reads it."""
 

@@ -179,13 +179,13 @@ def test_every_file_tells_the_same(finished: Record, tmp_path, monkeypatch) -> N
 
 def test_an_interruption_leaves_what_was_finished(tmp_path, monkeypatch) -> None:
     asks = []
-    plain = realrun.validate.pairs._both
+    plain = realrun.validate.pairs._measure
 
     def both(*arguments):
         asks.append(arguments)
         return plain(*arguments) if len(asks) == 1 else None  # the second run is stopped half-way
 
-    monkeypatch.setattr(realrun.validate.pairs, "_both", both)
+    monkeypatch.setattr(realrun.validate.pairs, "_measure", both)
     record = validate(asked(tmp_path, policies=["lru", "lfu", "fifo"]), "x")
     data = json.loads((tmp_path / "validation.json").read_text())
     assert not data["complete"] and not record.complete
@@ -197,11 +197,11 @@ def test_without_a_finished_pair_what_was_there_stays(tmp_path, monkeypatch) -> 
     there = {name: f"earlier {name}" for name in ("profile.toml", *FILES)}
     for name, text in there.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(realrun.validate.pairs, "_both", lambda *_: None)
+    monkeypatch.setattr(realrun.validate.pairs, "_measure", lambda *_: None)
     monkeypatch.setattr(realrun.validate.pairs, "calibrate", lambda *_: H200)
     for hardware in ("h200", None):
         assert not validate(asked(tmp_path, hardware=hardware), "x").complete
-    monkeypatch.setattr(realrun.validate.pairs, "_both", cannot)
+    monkeypatch.setattr(realrun.validate.pairs, "_measure", cannot)
     with pytest.raises(InputError, match="nothing could be run: on-demand at 25%: not here; lru at 25%: not here"):
         validate(asked(tmp_path, hardware=None), "x")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
@@ -214,13 +214,13 @@ def cannot(*_):
 def test_with_a_finished_pair_all_that_is_there_is_of_these_runs(tmp_path, monkeypatch) -> None:
     for name in FILES:
         (tmp_path / name).write_text(f"earlier {name}")
-    plain, states = realrun.validate.pairs._both, []
+    plain, states = realrun.validate.pairs._measure, []
 
     def both(*arguments):
         states.append({path.name for path in tmp_path.iterdir()})
         return plain(*arguments) if len(states) == 1 else None
 
-    monkeypatch.setattr(realrun.validate.pairs, "_both", both)
+    monkeypatch.setattr(realrun.validate.pairs, "_measure", both)
     monkeypatch.setattr(realrun.validate.pairs, "calibrate", lambda *_: H200)
     validate(asked(tmp_path, hardware=None), "x")
     assert states == [set(FILES), {*FILES[:3], "profile.toml"}]
@@ -295,6 +295,10 @@ def test_wrong_input_is_one_line(tmp_path, capsys) -> None:
         ["--cache", "much"],
         ["--steps", "0"],
         ["--software", "nobody"],
+        ["--draw", "0"],
+        ["--repeat", "0"],
+        ["--draw", "2", "--cache", "25%"],
+        ["--draw", "2", "--cache", "75%", "25%"],
         ["--seconds", "-1"],
         ["--seconds", "nan"],
         ["--seconds", "inf"],
