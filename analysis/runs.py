@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
@@ -104,7 +105,7 @@ def _as_completed(
         return
     # Spawned: a fork would copy the threads' locks of BLAS and of the progress bar as they happen to stand.
     context = multiprocessing.get_context("spawn")
-    with _one_thread_each(), ProcessPoolExecutor(workers, context) as pool:
+    with _one_thread_each(), ProcessPoolExecutor(workers, context, _end_with_the_parent) as pool:
         waiting = {pool.submit(task, job): index for index, job in enumerate(jobs)}
         try:
             for future in as_completed(waiting):
@@ -112,6 +113,18 @@ def _as_completed(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _end_with_the_parent() -> None:
+    """Have this worker end once who began it is gone: a pool's workers would run on what waits, with nobody to ask."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Every experiment on small traces: what it shows follows from its data, and its data from runs."""
 
 import hashlib
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -342,6 +345,23 @@ def test_software_named_twice_is_run_once() -> None:
 
 def test_jobs_keep_their_order() -> None:
     assert spread(abs, [-3, 1, -2], 1, "counting") == [3, 1, 2]
+
+
+def test_workers_end_with_the_process_that_began_them_however_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "spreading.py"
+    script.write_text(
+        "from analysis.runs import spread\n"
+        "if __name__ == '__main__':\n"
+        "    spread(exec, ['import time; print(1, flush=True); time.sleep(999)'] * 4, 2, 'sleeping')\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"1\n"
+    running.kill()
+    running.communicate(timeout=60)  # until nobody holds the other end of the pipe
 
 
 def test_cells_are_for_people() -> None:
