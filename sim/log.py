@@ -32,6 +32,10 @@ class Counters:
     evictions: list[int] = field(default_factory=_pair)
     written_back: list[int] = field(default_factory=_pair)
     """Bytes of those evicted that crossed the link to the host."""
+    host_busy: list[int] = field(default_factory=_pair)
+    """Nanoseconds that the host's thread worked, where its acts take time."""
+    host_waits: list[int] = field(default_factory=_pair)
+    """Nanoseconds that the GPU waited for it."""
     landed_unused: dict[int, int] = field(default_factory=dict)
     """Experts that a prefetch brought and that nobody has needed yet: the phase that issued it."""
 

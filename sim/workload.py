@@ -14,6 +14,7 @@ from ground.errors import InputError
 from sim.eviction import NEVER
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
+from sim.machine.loop_overheads import HostTimes
 from sim.machine.pieces import pieces_of
 from traces.models.spec import ModelSpec
 from traces.schema import DECODE, PREFILL
@@ -119,6 +120,7 @@ class Workload:
             either. None: nothing.
         move_ns: GPU time before a step's first layer, for what is cached of rows that come from another batch (S,)
             int64. None: nothing moves.
+        host_thread: what the host's thread takes for each of its acts; None: the host is no resource of its own.
     """
 
     schedule: Schedule
@@ -142,6 +144,7 @@ class Workload:
     beside_copy_ns: int = 0
     split_wave_ns: np.ndarray | None = None
     move_ns: np.ndarray | None = None
+    host_thread: HostTimes | None = None
 
     @property
     def n_calls(self) -> int:
@@ -197,6 +200,8 @@ class Workload:
         busy += 0 if self.move_ns is None else int(self.move_ns.max(initial=0)) * len(self.move_ns)
         busy += (self.launch_ns + apart) * len(self.expert) + self.beside_copy_ns * self.n_calls
         transfers = 2 * len(self.expert) + prefetches
+        if self.host_thread is not None:
+            busy += sum(vars(self.host_thread).values()) * 2 * (transfers + self.n_calls)
         ns = busy + predicting_ns + transfers * max(self.copy_ns)
         size = transfers * max(self.expert_bytes)
         if max(ns, size) > MOST:
@@ -261,7 +266,7 @@ def without_loop(work: Workload, trace: Trace, model: ModelSpec, hardware: Hardw
     rows, layer = np.diff(work.schedule.offsets), work.expert // work.n_experts
     context = cached_tokens(trace, work.schedule)
     times: dict[str, Any] = _gpu_times(Costs(model, hardware.without_loop()), rows, context, work.tokens, layer)
-    return replace(work, **times, launch_ns=0, awaited_ns=None, beside_copy_ns=0, split_wave_ns=None)
+    return replace(work, **times, launch_ns=0, awaited_ns=None, beside_copy_ns=0, split_wave_ns=None, host_thread=None)
 
 
 def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Schedule) -> Workload:
@@ -307,6 +312,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         awaited_ns=costs.awaited_ns(tokens, layer_of),
         beside_copy_ns=costs.beside_copy_ns,
         split_wave_ns=costs.split_wave_ns(),
+        host_thread=costs.host_thread,
     )
     work.check_size()
     return work

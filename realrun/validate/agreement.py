@@ -149,7 +149,7 @@ _COMPONENTS: tuple[tuple[str, Unit, Callable[[Report], float | None]], ...] = (
     ("hit look-ups", "look-ups", _counted("hits")),
     ("prefetches", "look-ups", lambda r: float(r.decode.prefetches["issued"])),
     # What the loop adds to kernels is part of a layer's time in simulation and stands apart in a measurement.
-    ("compute and loop", "ms", _time("compute", "other")),
+    ("compute and loop", "ms", _time("compute", "host_thread", "other")),
     ("stall demand", "ms", _time("stall_demand")),
     ("stall late", "ms", _time("stall_late")),
     ("stall host", "ms", _time("stall_host")),
@@ -158,7 +158,7 @@ _COMPONENTS: tuple[tuple[str, Unit, Callable[[Report], float | None]], ...] = (
     ("bytes prefetch", "bytes", lambda r: float(r.decode.link_bytes["prefetch"])),
     ("bytes", "bytes", _counted("moved")),
     ("bytes prefill", "bytes", lambda r: float(r.prefill.moved)),
-    ("prefill compute and loop", "ms", _prefill("compute", "other")),
+    ("prefill compute and loop", "ms", _prefill("compute", "host_thread", "other")),
     ("prefill stall demand", "ms", _prefill("stall_demand")),
     ("prefill stall late", "ms", _prefill("stall_late")),
     ("prefill predict", "ms", _prefill("predict")),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sim.compiled.heap import push, remove, top
+from sim.compiled.host_thread import issued, requests
 from sim.compiled.jit import inlined, inner
 from sim.compiled.link import is_absent, kick, request, stretch_ends
 from sim.compiled.machine import FOREVER, NOBODY, heap_at, moment_at, request_at, slot_at, transfer_at
@@ -48,7 +49,7 @@ def make_requests(m: Any, moment: int) -> None:
 
     Those that would issue more copies than the plan lets issue now are left out too.
     """
-    made = moment_at(m.moments, moment)
+    made, before = moment_at(m.moments, moment), issued(m)
     most = 0 if m.only_idle and m.running != NOBODY else m.most_issued or FOREVER
     for i in range(made.first, made.last):
         wish = request_at(m.requests, i)
@@ -58,6 +59,7 @@ def make_requests(m: Any, moment: int) -> None:
                     continue
                 most -= 1
             request(m, wish.expert, wish.call, wish.priority)
+    requests(m, made.last - made.first, before)
 
 
 @inner

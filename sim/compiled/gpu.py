@@ -6,6 +6,7 @@ Wherever the reference engine yields for a time, ``advance`` lets the link live 
 from typing import Any
 
 from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
+from sim.compiled.host_thread import await_device, issued, launch, launched, looked_up, requests
 from sim.compiled.jit import entry, inlined, inner
 from sim.compiled.link import close, demand, insist, kick, pass_call, request
 from sim.compiled.machine import (
@@ -51,11 +52,17 @@ def run(m: Any) -> bool:
         if _is_due(m, step * (m.n_layers + 1)):
             number_at(m.predict, step).n += _decide(m)
             kick(m)
+        if m.host_acts:
+            await_device(m)
         for layer in range(m.n_layers):
+            if m.host_acts:
+                advance(m, m.now + launched(m))
             copying = 0 if m.running == NOBODY else m.beside_copy_ns
             advance(m, m.now + number_at(m.layer_ns, step * m.n_layers + layer).n + copying)
             if not _call(m, step, layer):
                 return False
+        if m.host_acts:
+            advance(m, m.now + launched(m))
         advance(m, m.now + number_at(m.head_ns, step).n)
         number_at(m.finish, step).n = m.now
     close(m)
@@ -101,6 +108,8 @@ def _call(m: Any, step: int, layer: int) -> bool:
         kick(m)
     first, size = number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n
     wave = layer_at(m.layers, layer).fit
+    if m.host_acts:
+        advance(m, m.now + looked_up(m, size))
     if size <= wave:
         _pin_all(m, first, size)
     hosted = _look_up(m, call)
@@ -121,6 +130,8 @@ def _call(m: Any, step: int, layer: int) -> bool:
         if begin == 0:
             _ask(m, step, layer)
         kick(m)
+        if m.host_acts:
+            launch(m, call, begin, end)
         if begin == 0 and hosted and m.beside:
             host_ends = m.now + _host_ns(m, call)
         if not _compute(m, call, begin, end, busy):
@@ -209,9 +220,10 @@ def _ask(m: Any, step: int, layer: int) -> None:
 @inner
 def _stream(m: Any, call: int) -> None:
     """Ask for every expert of a call's layer."""
-    first = call % m.n_layers * m.n_experts
+    first, before = call % m.n_layers * m.n_experts, issued(m)
     for expert in range(first, first + m.n_experts):
         request(m, expert, call, call)
+    requests(m, m.n_experts, before)
 
 
 @inlined

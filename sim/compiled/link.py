@@ -8,6 +8,7 @@ holds only what may still start.
 from typing import Any
 
 from sim.compiled.heap import push, remove, top
+from sim.compiled.host_thread import hand_over
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import (
     FOREVER,
@@ -240,8 +241,11 @@ def _run(m: Any, expert: int) -> None:
     transfer.begin = m.now
     m.running = expert
     m.boundary = -1
-    follows = m.busy_until == m.now or transfer.back_ns > 0
+    behind = m.busy_until == m.now
+    follows = behind or transfer.back_ns > 0
     transfer.lead = transfer.back_ns + (0 if m.chained and follows else transfer.startup)
+    if m.host_acts:
+        transfer.lead += hand_over(m, behind)
     m.ending = m.now + transfer.lead + transfer.body - transfer.moved
 
 

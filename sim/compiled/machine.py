@@ -14,6 +14,7 @@ from sim.compiled.heap import HEAP, Heaps
 from sim.compiled.records import address, records_of
 from sim.eviction import EVICTIONS, NEVER, foresees, goes_by_values
 from sim.log import Counters, Log
+from sim.machine.loop_overheads import HostTimes
 from sim.plan import Discipline, Plan
 from sim.run.terms import RunTerms, Slots
 from sim.schedules.pipeline import LANES, Preparation
@@ -114,10 +115,11 @@ _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", 
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "most_issued", "only_idle")
+_OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ before each
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
-           "n_steps", "waits", "parts", "moves", "prepares")  # fmt: skip
-_SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS)
+           "n_steps", "waits", "parts", "moves", "prepares", "host_acts")  # fmt: skip
+_SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
     "phase",
@@ -133,6 +135,7 @@ _STATE = (
     "first_demand",  # ends of the line of demands
     "last_demand",
     "n_queued",
+    "host_free",  # when the host's thread will have done all that has come up so far
 )
 MACHINE = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SETTINGS, *_STATE)])
 
@@ -193,6 +196,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     queue = Heaps(members, n_slots)
     aside = Heaps([0 if plan.prediction.critical else len(moments)], len(moments))
     n_steps, costs, parts = work.schedule.n_steps, terms.host, work.split_wave_ns is not None
+    acts = work.host_thread
     arrays: dict[str, np.ndarray] = {
         **{name: _whole(getattr(work, name)) for name in _CALLS},
         "next_call": _whole(work.next_call() if future else None),
@@ -208,7 +212,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "host_alone": _whole(costs.alone if costs else None),
         "host_shared": _whole(costs.shared if costs else None),
         "split_wave_ns": _whole(work.split_wave_ns),
-        "single": work.single.astype(np.uint8) if parts else np.zeros(0, np.uint8),
+        "single": work.single.astype(np.uint8) if parts or acts else np.zeros(0, np.uint8),
         "slots": slots,
         "transfers": _transfers(work),
         "pools": pools,
@@ -236,6 +240,8 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         **{name: getattr(work, name) for name in _OF_WORK},
         **{name: getattr(plan, name) for name in _OF_PLAN},
         **{name: getattr(plan.prediction, name) for name in _OF_PREDICTION},
+        **{f"host_{name}": getattr(acts or HostTimes(), name) for name in _OF_HOST},
+        "host_acts": acts is not None,
         "moves": work.move_ns is not None,
         "prepares": terms.preparation is not None,
         "shared": shares.shared,

@@ -58,6 +58,8 @@ class Costs:
         """What a routed layer takes more if a copy is under way as it begins."""
         self.handover_ns = self._loop_ns("handover_us")
         """What an expert's copy takes more than a copy by itself."""
+        self.host_thread = None if software.host_thread is None else software.host_thread.times()
+        """What the host's thread takes for each of its acts."""
 
     def _loop_us(self, name: str) -> float:
         """A figure of the decode loop: of this model's own layers if they were measured, else of any; 0 without."""

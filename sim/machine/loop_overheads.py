@@ -4,6 +4,9 @@ Here a figure of the loop is declared, with its meaning. `realrun.calibrate.loop
 it to a workload, and the engines charge it.
 """
 
+from dataclasses import dataclass
+from math import ceil
+
 from pydantic import Field
 
 from sim.machine.figures import Checked, Number, Perhaps
@@ -35,6 +38,40 @@ LOOP_FIGURES = {name: field.alias or name for name, field in LoopFigures.model_f
 """The key in a profile of each of the loop's figures."""
 
 
+@dataclass(frozen=True)
+class HostTimes:
+    """What each act of the host's thread takes, whole nanoseconds."""
+
+    request_ns: int = 0
+    drop_ns: int = 0
+    hand_over_ns: int = 0
+    launch_ns: int = 0
+    look_up_ns: int = 0
+
+
+class HostFigures(Checked):
+    """The host's one thread, which does one thing after the other; see `sim.run.host_thread`.
+
+    Left out, an act takes no time. `realrun.calibrate.host_acts` fits those that runs tell apart.
+    """
+
+    request_ns: Perhaps = None
+    """Nanoseconds of a request that issues a copy."""
+    drop_ns: Perhaps = None
+    """Nanoseconds of a request that issues none: its expert is there or asked for already, or its call has passed."""
+    hand_over_ns: Perhaps = None
+    """Nanoseconds of handing a copy to the driver."""
+    launch_ns: Perhaps = None
+    """Nanoseconds of launching a layer, a head, the resident experts of one row each, or any other expert."""
+    look_up_ns: Perhaps = None
+    """Nanoseconds of looking one expert of a call up. Left out where `route_wait_us` and `launch_us` hold it."""
+
+    def times(self) -> HostTimes:
+        """The same in whole nanoseconds, rounded up."""
+        figures = {name: getattr(self, name) for name in type(self).model_fields}
+        return HostTimes(**{name: ceil(figure.value) for name, figure in figures.items() if figure is not None})
+
+
 class Launching(Checked):
     """What launching adds to blocks, and whether the host waits for the router's answer."""
 
@@ -57,6 +94,8 @@ class Launching(Checked):
 class LoopOverheads(LoopFigures, Launching):
     """What the software adds to what the hardware needs: the profile's table ``software``."""
 
+    host_thread: HostFigures | None = None
+    """What the host's one thread takes for each of its acts. Left out, the host is no resource of its own."""
     route_wait_us: Number
     """Microseconds that a routed layer takes longer because the host waits for the router's answer."""
 

@@ -155,7 +155,8 @@ def machine_table(name_or_path: str | Path) -> Table:
     table = Table(title=f"{hardware.name}: {hardware.description}")
     for heading in ("figure", "value", "measured", "source"):
         table.add_column(heading, no_wrap=heading == "figure", justify="right" if heading == "value" else "left")
-    for part in (hardware.gpu, hardware.link, hardware.software, hardware.host or ()):
+    software = hardware.software
+    for part in (hardware.gpu, hardware.link, software, software.host_thread or (), hardware.host or ()):
         for field, value in part:
             if isinstance(value, Figure):
                 table.add_row(LOOP_FIGURES.get(field, field), f"{value.value:g}", *_origin(value))

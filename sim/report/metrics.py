@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas
 
 
+BINDS = 0.01
+"""The share of a phase's time from which on waits for the host's thread are said."""
+
+
 @dataclass(frozen=True)
 class Spread:
     """Mean and percentiles of a set of times in ms; all None where the set is empty."""
@@ -131,6 +135,7 @@ def report(
     ttft, tpot = _latencies(work, log.finish, begin)
     run_ns = int(log.finish[-1])
     compulsory = _compulsory(work, log)
+    thread = _host_thread(work, log, begin)
     return Report(
         decode=_counts(work, log, begin, compulsory, [DECODE]),
         tokens_per_s=ratio(tokens * 1e9, decode_ns),
@@ -148,7 +153,7 @@ def report(
         prefill=_counts(work, log, begin, compulsory, [PREFILL]),
         total=_counts(work, log, begin, compulsory, [PREFILL, DECODE]),
         policy=policy, parameters=parameters, gpu_bytes=gpu_bytes, clock=clock, provenance=provenance,
-        settings=settings, notes=notes,
+        settings=settings | ({"host_thread": thread} if thread else {}), notes=notes + _binding(thread),
     )  # fmt: skip
 
 
@@ -201,6 +206,8 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, compulsory: np.ndarray,
         "stall_host": _sum(log.stall_host, calls),
         "predict": _sum(log.predict, steps),
     }
+    if any(log.counters.host_busy):
+        parts["host_thread"] = sum(log.counters.host_waits[phase] for phase in phases)
     parts["other"] = _sum(log.finish - begin, steps) - sum(parts.values())
 
     def counted(name: str) -> int:
@@ -231,6 +238,29 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, compulsory: np.ndarray,
         prefetches={fate: counted(fate) for fate in fates},
         time_ms={part: ns / 1e6 for part, ns in parts.items()},
     )  # fmt: skip
+
+
+def _host_thread(work: Workload, log: Log, begin: np.ndarray) -> dict[str, dict[str, float]]:
+    """Of each phase: how long the host's thread worked, ms, and the shares of its time that it did and was waited for.
+
+    Empty where its acts take no time.
+    """
+    found = {}
+    for name, phase in (("prefill", PREFILL), ("decode", DECODE)) if any(log.counters.host_busy) else ():
+        busy, waits = log.counters.host_busy[phase], log.counters.host_waits[phase]
+        took = max(1, _sum(log.finish - begin, work.schedule.phase == phase))
+        found[name] = {"busy_ms": busy / 1e6, "busy_share": busy / took, "waits_share": waits / took}
+    return found
+
+
+def _binding(thread: dict[str, dict[str, float]]) -> list[str]:
+    """A sentence for each phase in which the host's thread keeps the GPU waiting for more than 1 % of the time."""
+    return [
+        f"the host's thread binds: {name} waits for it {shares['waits_share']:.1%} of the time (it is busy for "
+        f"{shares['busy_share']:.1%})"
+        for name, shares in thread.items()
+        if shares["waits_share"] > BINDS
+    ]
 
 
 def _kinds(found: list[int]) -> tuple[int, int, int]:

@@ -70,6 +70,10 @@ def report_view(report: Report) -> RenderableType:
     summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
     summary.add_row("TTFT", f"{number(report.ttft_ms.mean)} ms", _spread(report.ttft_ms))
     summary.add_row("TPOT", f"{number(report.tpot_ms.mean)} ms", _spread(report.tpot_ms))
+    if thread := report.settings.get("host_thread"):
+        shares = thread["decode"]
+        waits = f"decode waits for it {percent(shares['waits_share'])} of the time"
+        summary.add_row("host's thread", f"{percent(shares['busy_share'])} busy", waits)
     memory = ", ".join(f"{k.replace('_', ' ')} {gib(v)}" for k, v in report.gpu_bytes.items())
     summary.add_row("GPU memory", f"{gib(_memory(report))} GiB", memory)
     everything = report.settings["all_in_gpu_bytes"]

@@ -13,6 +13,7 @@ from simpy import Event
 from sim.log import Counters
 from sim.plan import Discipline
 from sim.run.clock import LANDING, Clock
+from sim.run.host_thread import HostThread
 from sim.run.link_queue import LinkQueue, Transfer
 from sim.run.observer import Copy, Observer
 from sim.run.slots import ExpertCache
@@ -28,17 +29,20 @@ class Link(LinkQueue):
         latency_ns: its part that does not grow with bytes.
         observer: told of every stretch on the link too, or None.
         chained: whether a transfer that follows another at once has no start-up.
+        host: who hands copies over, where that takes time.
     """
 
     def __init__(
         self, env: Clock, cache: ExpertCache, *, copy_ns: Callable[[int], int], latency_ns: int, chunks: int,
         discipline: Discipline, counters: Counters, observer: Observer | None = None, chained: bool = False,
+        host: HostThread | None = None,
     ) -> None:  # fmt: skip
         super().__init__(cache, chunks, discipline, counters, observer)
         self.env = env
         self.copy_ns = copy_ns
         self.latency_ns = latency_ns
         self.chained = chained
+        self.host = host
         self._ending: Event | None = None
         self._busy_until = -1  # when the last stretch that took any time ended
 
@@ -69,10 +73,13 @@ class Link(LinkQueue):
         self._running = transfer
         transfer.started = True
         transfer.begin = now = self.env.now
-        follows = self._busy_until == now or transfer.leaving
+        behind = self._busy_until == now
+        follows = behind or transfer.leaving
         # The other way over the link takes as long.
         back = sum(map(self.copy_ns, transfer.leaving))
         transfer.lead = back + (0 if self.chained and follows else transfer.startup)
+        if self.host is not None:
+            transfer.lead += self.host.hand_over(now, behind, self.phase)
         self._end_after(transfer.lead + transfer.body - transfer.moved, self._landed)
 
     def _do_stop(self, transfer: Transfer) -> None:

@@ -12,6 +12,7 @@ A run is a pure function of workload, plan and terms (``sim.run.terms``).
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from simpy import Event
@@ -22,6 +23,7 @@ from sim.plan import Plan
 from sim.run.call import LayerCalls
 from sim.run.clock import ASIDE, Clock
 from sim.run.faults import SimulationError
+from sim.run.host_thread import HostThread
 from sim.run.link import Link
 from sim.run.link_queue import Transfer
 from sim.run.observer import Observer, Stall, Work
@@ -61,6 +63,7 @@ class Run:
             work.expert_bytes, work.n_experts, slots.capacity, slots.pool, plan.eviction, first_call, slots.reserved,
             slots.shared,
         )
+        self.host = None if work.host_thread is None else HostThread(work.host_thread, self.counters)
         copy_ns = [ns for ns in work.copy_ns for _ in range(work.n_experts)]
         self.link = Link(
             self.env,
@@ -72,6 +75,7 @@ class Run:
             counters=self.counters,
             observer=self.observer,
             chained=work.chained,
+            host=self.host,
         )
         self._host = terms.host
         self.calls = LayerCalls(plan, self.link, work.n_layers, work.n_experts, work, terms.host)
@@ -89,7 +93,7 @@ class Run:
         self._at_moments = plan.by_moment(work.n_experts)
         self._may_stream = plan.stream_prefill or plan.ring
         self._before_demands = plan.prediction.before_demands
-        self._may_owe = self.observer is None and plan.prediction.critical
+        self._may_owe = self.observer is None and plan.prediction.critical and self.host is None
         self._owed = 0  # ns of GPU work done since the clock last moved; only while the link is idle
 
     def log(self) -> Log:
@@ -127,18 +131,22 @@ class Run:
         self._expert_ns, self._if_awaited_ns = work.expert_ns.tolist(), work.if_awaited_ns.tolist()
         self._launch_ns = work.launch_ns
         self._split_wave_ns = [] if work.split_wave_ns is None else work.split_wave_ns.tolist()
-        self._single = [] if work.split_wave_ns is None else work.single.tolist()
+        self._single = [] if work.split_wave_ns is None and self.host is None else work.single.tolist()
         observer = self.observer
         self._moves = [] if work.move_ns is None else work.move_ns.tolist()
         for step, phase in enumerate(phases):
             began = env.now
             link.phase = phase
             yield from self._begin_step(step, phase)
+            if self.host is not None:
+                self.host.await_device(env.now)
             for layer in range(n_layers):
                 call = step * n_layers + layer
                 if self._alone():
                     self._owed += layer_ns[call]
                 else:
+                    if self.host is not None:
+                        yield from self._launched(self.host)
                     begin = env.now
                     # Whatever ends on the link at this instant has ended, and what follows it has begun. An idle
                     # link, as above, moves nothing.
@@ -151,6 +159,8 @@ class Run:
             if self._alone():
                 self._owed += head_ns[step]
             else:
+                if self.host is not None:
+                    yield from self._launched(self.host)
                 begin = env.now
                 yield env.timeout(head_ns[step])
                 if observer:
@@ -181,6 +191,10 @@ class Run:
             yield from self._decide(moment, step)
             link.kick()
             decides = False
+        if self.host is not None:
+            self.host.await_device(self.env.now)
+            self.host.spend(len(needed) * self.host.times.look_up_ns, link.phase)
+            yield from self._await_thread(self.host)
         calls.begin(call, needed, first)
         late, hosted, others = calls.late, calls.hosted, calls.others
         streams = self._may_stream and calls.streams(call)
@@ -188,7 +202,7 @@ class Run:
         if quiet and self._alone() and self.plan.keep:
             self._owed += busy + sum(self._expert_ns[first : first + len(needed)])
             if needed:
-                self._owed += self._starts(call, len(needed)) if self._single else self._launch_ns
+                self._owed += self._starts(call, len(needed))
             return
         yield from self._catch_up()
         self._lookup_of = dict(zip(needed, range(first, first + len(needed)), strict=True))
@@ -198,14 +212,16 @@ class Run:
             link.kick()  # demands are on their way before the policy thinks
             yield from self._decide(moment, step)
         if streams:
-            calls.stream(call + 1)
+            self._ask(partial(calls.stream, call + 1), self.work.n_experts)
         link.kick()
+        self._launch(call, waves[0], waiting)
         beside = bool(hosted) and self.plan.host is not None and self.plan.host.beside
         host_ends = self._host_ends(hosted) if beside else 0
         yield from self._compute(call, waves[0], busy + ready, waiting)
         for wave in waves[1:]:
             ready, waiting = self._claim(call, wave)
             link.kick()
+            self._launch(call, wave, waiting)
             yield from self._compute(call, wave, ready, waiting)
         for transfer in others:
             if link.transfers.get(transfer.expert) is transfer:
@@ -227,7 +243,39 @@ class Run:
 
     def _starts(self, call: int, resident: int) -> int:
         """What so many resident experts of a wave, at least one, take beyond their kernels."""
-        return self._launch_ns + (self._split_wave_ns[resident] if self._single and self._single[call] else 0)
+        split = self._split_wave_ns and self._single[call]
+        return self._launch_ns + (self._split_wave_ns[resident] if split else 0)
+
+    # -- the host's thread ---------------------------------------------------------------------------------------
+
+    def _launched(self, host: HostThread) -> Generator[Event, None, None]:
+        """Wait until the host has launched what comes next, which it does as soon as all before that is done."""
+        host.spend(host.times.launch_ns, self.link.phase)
+        yield from self._await_thread(host)
+
+    def _await_thread(self, host: HostThread) -> Generator[Event, None, None]:
+        wait = host.wait_ns(self.env.now, self.link.phase)
+        if wait:
+            yield self.env.timeout(wait)
+
+    def _launch(self, call: int, wave: list[int], waiting: list[Transfer]) -> None:
+        """Have the host launch a wave: its residents at once where they have one row each, the others one by one."""
+        if self.host is None:
+            return
+        self.host.await_device(self.env.now)
+        ready = len(wave) - len(waiting)
+        launches = (min(ready, 1) if self._single[call] else ready) + len(waiting)
+        self.host.spend(launches * self.host.times.launch_ns, self.link.phase)
+
+    def _ask(self, ask: Callable[[], None], count: int) -> None:
+        """Make so many requests, which take the host's time."""
+        issued = self.counters.issued[self.link.phase]
+        ask()
+        if self.host is not None:
+            more = self.counters.issued[self.link.phase] - issued
+            self.host.requests(self.env.now, more, count - more, self.link.phase)
+
+    # -- waves ---------------------------------------------------------------------------------------------------
 
     def _compute(
         self, call: int, wave: list[int], busy: int, waiting: list[Transfer]
@@ -286,7 +334,7 @@ class Run:
         """What comes before the first layer of a step."""
         env, link, first = self.env, self.link, step * self.work.n_layers
         if self.plan.ring and not step:
-            self.calls.stream(0)
+            self._ask(partial(self.calls.stream, 0), self.work.n_experts)
             link.kick()
         if self._lanes is not None:
             yield from self._prepared(step, self._lanes)
@@ -330,7 +378,7 @@ class Run:
         elif cost:
             self.env.call(cost, ASIDE, lambda _: self._request_aside(requests))
             return
-        self.link.request_moment(requests)
+        self._ask(partial(self.link.request_moment, requests), len(requests))
 
     def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now
@@ -341,5 +389,5 @@ class Run:
 
     def _request_aside(self, requests: list[tuple[int, int, int]]) -> None:
         """Make requests whose prediction ran beside the step and is over."""
-        self.link.request_moment(requests)
+        self._ask(partial(self.link.request_moment, requests), len(requests))
         self.link.kick()

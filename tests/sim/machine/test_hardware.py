@@ -12,7 +12,7 @@ from ground.errors import InputError
 from sim.__main__ import main
 from sim.machine.figures import Checked, Curve, Figure
 from sim.machine.hardware import Ffn, Gpu, Hardware, HostCompute, Layer, Link, Lookups, Measured, builtin_hardware
-from sim.machine.loop_overheads import LoopOverheads
+from sim.machine.loop_overheads import HostFigures, LoopOverheads
 from sim.report.catalogue import hardware_json, hardware_table, machine_json, machine_table, models_json, models_table
 from tests.support.places import REPOSITORY
 from traces.models.known import builtin_models
@@ -296,7 +296,8 @@ def test_an_error_says_what_the_missing_field_is() -> None:
 
 
 TABLES: dict[str, type[Checked]] = {
-    "": Hardware, "gpu": Gpu, "link": Link, "software": LoopOverheads, "ffn": Ffn, "layer": Layer, "host": HostCompute,
+    "": Hardware, "gpu": Gpu, "link": Link, "software": LoopOverheads, "software.host_thread": HostFigures,
+    "ffn": Ffn, "layer": Layer, "host": HostCompute,
     "lookups": Measured, "lookups.gpu": Lookups, "figure": Figure, "curve": Curve,
 }  # fmt: skip
 

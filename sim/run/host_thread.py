@@ -1,0 +1,53 @@
+"""The host's one thread as a resource: it asks for copies, hands them over, looks up and launches, one after the other.
+
+Its acts are done in the order in which they come up, each in the time that the profile's loop gives it
+(``sim.machine.loop_overheads.HostFigures``). The rules, which both engines follow:
+
+- A look-up begins when the host is free, and a layer or a head when the host has launched it.
+- A copy that finds the link idle begins when it has been handed over. One that follows another at once was handed over
+  while that one moved: it takes the host's time and waits for nothing.
+- Experts and the next layer are launched ahead, as soon as what comes before them is done.
+"""
+
+from sim.log import Counters
+from sim.machine.loop_overheads import HostTimes
+
+
+class HostThread:
+    """What the thread has to do, and until when.
+
+    Args:
+        times: nanoseconds of each act.
+        counters: where its time is counted, by the phase that runs.
+    """
+
+    def __init__(self, times: HostTimes, counters: Counters) -> None:
+        self.times, self.counters = times, counters
+        self.free_at = 0
+        """When it will have done all that has come up so far, ns."""
+
+    def await_device(self, now: int) -> None:
+        """It waits for a route or a token, which is there now: nothing that follows is done before."""
+        self.free_at = max(self.free_at, now)
+
+    def spend(self, ns: int, phase: int) -> None:
+        """Have it do something more, behind all that has come up so far."""
+        self.free_at += ns
+        self.counters.host_busy[phase] += ns
+
+    def wait_ns(self, now: int, phase: int) -> int:
+        """How long the GPU waits for it from now on; counted."""
+        wait = max(0, self.free_at - now)
+        self.counters.host_waits[phase] += wait
+        return wait
+
+    def requests(self, now: int, issued: int, dropped: int, phase: int) -> None:
+        """Requests come up: so many issue a copy, so many none."""
+        self.await_device(now)
+        self.spend(issued * self.times.request_ns + dropped * self.times.drop_ns, phase)
+
+    def hand_over(self, now: int, follows: bool, phase: int) -> int:
+        """A copy is to begin now, maybe behind another at once; returns how long it waits until it is handed over."""
+        self.await_device(now)
+        self.spend(self.times.hand_over_ns, phase)
+        return 0 if follows else self.free_at - now
