@@ -6,7 +6,7 @@ Wherever the reference engine yields for a time, ``advance`` lets the link live 
 from typing import Any
 
 from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
-from sim.compiled.host_thread import await_device, issued, launch, launched, looked_up, requests
+from sim.compiled.host_thread import await_device, issued, launch, launched, looked_up, requests, until_launched
 from sim.compiled.jit import entry, inlined, inner
 from sim.compiled.link import close, demand, insist, kick, pass_call, request
 from sim.compiled.machine import (
@@ -302,6 +302,8 @@ def _compute(m: Any, call: int, begin: int, end: int, busy: int) -> bool:
                 late = transfer_at(m.transfers, piece.expert).late_at >= first
                 number_at(m.stall_late if late else m.stall_demand, call).n += m.now - since
             slot.used = 1
+            if m.host_acts:
+                busy += until_launched(m, i, m.now + busy)
             busy += piece.wait
     if busy:
         advance(m, m.now + busy)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import READY, byte_at, counts_at, piece_at
+from sim.compiled.machine import LACKING, READY, UNDER_WAY, byte_at, counts_at, piece_at
 
 
 @inlined
@@ -37,16 +37,25 @@ def looked_up(m: Any, size: int) -> int:
 @inner
 def launch(m: Any, call: int, begin: int, end: int) -> None:
     """Have it launch a wave: its residents at once where they have one row each, the others one by one."""
-    ready, launches = 0, 0
+    ready = 0
     for i in range(begin, end):
-        if piece_at(m.pieces, i).stood == READY:
-            ready += 1
-        else:
-            launches += 1
-    if ready:
-        launches += 1 if byte_at(m.single, call).n else ready
+        ready += 1 if piece_at(m.pieces, i).stood == READY else 0
     await_device(m)
-    spend(m, launches * m.host_launch_ns)
+    spend(m, (min(ready, 1) if byte_at(m.single, call).n else ready) * m.host_launch_ns)
+    for stood in (UNDER_WAY, LACKING):
+        for i in range(begin, end):
+            piece = piece_at(m.pieces, i)
+            if piece.stood == stood:
+                spend(m, m.host_launch_ns)
+                piece.launched = m.host_free
+
+
+@inlined
+def until_launched(m: Any, i: int, now: int) -> int:
+    """How long the GPU waits from ``now`` on until that piece, which was waited for, is launched; counted."""
+    wait = max(0, piece_at(m.pieces, i).launched - now)
+    counts_at(m.counts, m.phase).host_waits += wait
+    return wait
 
 
 @inlined

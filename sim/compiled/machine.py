@@ -91,9 +91,9 @@ GROUP = np.dtype(
     ]
 )
 LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
-# An expert of the running call, the time of its kernel if it is there and if it is waited for, and how it stood as its
-# wave began: READY, UNDER_WAY or LACKING.
-PIECE = np.dtype([("expert", np.int64), ("cost", np.int64), ("wait", np.int64), ("stood", np.int64)])
+# An expert of the running call, the time of its kernel if it is there and if it is waited for, how it stood as its
+# wave began, READY, UNDER_WAY or LACKING, and when the host has launched it, if it is waited for.
+PIECE = np.dtype([(name, np.int64) for name in ("expert", "cost", "wait", "stood", "launched")])
 READY, UNDER_WAY, LACKING = range(3)
 # Requests first to last and values first_value to last_value are of a moment, and a row of shares if it is not -1.
 MOMENT = np.dtype([(n, np.int64) for n in ("moment", "cost", "first", "last", "first_value", "last_value", "shares")])

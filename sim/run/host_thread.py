@@ -3,7 +3,7 @@
 Its acts are done in the order in which they come up, each in the time that the profile's loop gives it
 (``sim.machine.loop_overheads.HostFigures``). The rules, which both engines follow:
 
-- A look-up begins when the host is free, and a layer or a head when the host has launched it.
+- A look-up begins when the host is free; a layer, a head, or an expert that was waited for when it is launched, too.
 - A copy that finds the link idle begins when it has been handed over. One that follows another at once was handed over
   while that one moved: it takes the host's time and waits for nothing.
 - Experts and the next layer are launched ahead, as soon as what comes before them is done.
@@ -25,6 +25,7 @@ class HostThread:
         self.times, self.counters = times, counters
         self.free_at = 0
         """When it will have done all that has come up so far, ns."""
+        self._launched: list[int] = []
 
     def await_device(self, now: int) -> None:
         """It waits for a route or a token, which is there now: nothing that follows is done before."""
@@ -45,6 +46,18 @@ class HostThread:
         """Requests come up: so many issue a copy, so many none."""
         self.await_device(now)
         self.spend(issued * self.times.request_ns + dropped * self.times.drop_ns, phase)
+
+    def launch(self, at_once: int, awaited: int, phase: int) -> None:
+        """A wave comes up: so many launches of what is there, then one for each expert that is waited for."""
+        self.spend(at_once * self.times.launch_ns, phase)
+        self._launched = [self.free_at + (place + 1) * self.times.launch_ns for place in range(awaited)]
+        self.spend(awaited * self.times.launch_ns, phase)
+
+    def until_launched(self, place: int, now: int, phase: int) -> int:
+        """How long the GPU waits from now on until that expert of the wave's awaited ones is launched; counted."""
+        wait = max(0, self._launched[place] - now)
+        self.counters.host_waits[phase] += wait
+        return wait
 
     def hand_over(self, now: int, follows: bool, phase: int) -> int:
         """A copy is to begin now, maybe behind another at once; returns how long it waits until it is handed over."""

@@ -264,8 +264,7 @@ class Run:
             return
         self.host.await_device(self.env.now)
         ready = len(wave) - len(waiting)
-        launches = (min(ready, 1) if self._single[call] else ready) + len(waiting)
-        self.host.spend(launches * self.host.times.launch_ns, self.link.phase)
+        self.host.launch(min(ready, 1) if self._single[call] else ready, len(waiting), self.link.phase)
 
     def _ask(self, ask: Callable[[], None], count: int) -> None:
         """Make so many requests, which take the host's time."""
@@ -282,7 +281,7 @@ class Run:
     ) -> Generator[Event, None, None]:
         """Run a wave: ``busy`` ns at once, the rest in order as it lands; then let go of its slots."""
         env, cache, observer, state = self.env, self.cache, self.observer, self.cache.state
-        for transfer in waiting:
+        for place, transfer in enumerate(waiting):
             expert = transfer.expert
             if state[expert] != RESIDENT and busy:
                 begin = env.now
@@ -296,6 +295,8 @@ class Run:
                 else:
                     yield from self._wait(call, transfer, "demand", self.stall_demand)
             cache.use(expert)
+            if self.host is not None:
+                busy += self.host.until_launched(place, env.now + busy, self.link.phase)
             busy += self._if_awaited_ns[self._lookup_of[expert]]
         if busy:
             begin = env.now
