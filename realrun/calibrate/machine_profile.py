@@ -16,6 +16,7 @@ from ground.files import atomic_path, keep_apart
 from ground.text import printable
 from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not_charged
 from realrun.calibrate.copies import buffers, copy_times, shared_rates
+from realrun.calibrate.host_acts import host_acts
 from realrun.calibrate.hosted_times import hosted_times
 from realrun.calibrate.layer_times import charged, kind
 from realrun.calibrate.lookup_costs import LookupCosts, Where, lookup_costs
@@ -81,6 +82,8 @@ def calibrate(machine: Machine, models: Sequence[ModelSpec], thorough: Thoroughn
         loops = _loops(parts, models, profile, source)
         details["not_charged"] = not_charged(parts, models, thorough)
     hardware = Hardware.from_dict(profile)
+    if machine.cuda:
+        details["host_acts_ns"] = _host_thread(parts, models, hardware, profile, source)
     if (found := parts.try_to("look-ups", lambda: _lookups(machine, thorough, source, hardware))) is not None:
         profile["lookups"], details["lookups"] = found
     if (found := parts.try_to("experts on the host", lambda: _host(machine, thorough, source))) is not None:
@@ -200,6 +203,26 @@ def _loops(
     if found:
         profile["software"] |= _loop_figures(list(found.values()), f"median of {', '.join(found)}; {source}")
     return found
+
+
+def _host_thread(parts: Parts, models: Iterable[ModelSpec], hardware: Hardware, profile: Table, source: str) -> Table:
+    """Give the software of ``profile`` what requests take, timed with the model of most and smallest experts."""
+    several = [model for model in models if charged(model)]
+    if not several:
+        return {}
+    model = max(several, key=lambda one: one.routed_layers * one.experts / one.expert_bytes[0])
+    acts = parts.try_to("requests", lambda: host_acts(parts.machine, model, hardware))
+    if acts is None:
+        return {}
+    spreads = {"request_ns": acts.request_spread, "drop_ns": acts.drop_spread}
+    profile["software"]["host_thread"] = {
+        name: figure(
+            getattr(acts, name),
+            f"fitted to runs of {model.name} with random routes, {low:.0f} to {high:.0f} in several; {source}",
+        )
+        for name, (low, high) in spreads.items()
+    }
+    return {name: list(spread) for name, spread in spreads.items()} | {"missed_us": round(acts.missed_us, 1)}
 
 
 def _rounded(loop: LoopTimes) -> Table:
