@@ -137,3 +137,88 @@ def test_numbers_of_the_verdict_are_those_of_the_data() -> None:
     text = " ".join((RESULTS / "domoe.md").read_text("utf-8").split())
     assert [phrase for phrase in said if phrase not in text] == []
     assert max(popular) < 1
+
+
+def _flow(name: str, **wanted: Any) -> list[dict[str, Any]]:
+    return having(data(f"expertflow-{name}")["cells"], **wanted)
+
+
+def _over(cells: Iterable[dict[str, Any]], ours: str, over: str) -> list[float]:
+    found = [one["value"] for cell in cells for one in having(cell["ratios"], ours=ours, over=over)]
+    return [value for value in found if value is not None]
+
+
+def _best_rivals(ours: str) -> list[float]:
+    """Of each place the least ratio over what predicts nothing or asks the next layer's router."""
+    rivals = ("lru", "lru, one pool", "perfect-lfu", "cache-moe, perfect-lfu")
+    return [min(value for rival in rivals for value in _over([cell], ours, rival)) for cell in _flow("rivals")]
+
+
+def _percent(values: Iterable[float], digits: int = 0) -> str:
+    return _range((100 * value for value in values), digits)
+
+
+def test_numbers_of_expertflows_verdict_are_those_of_the_data() -> None:
+    flow, cache = "expertflow", "cache-moe"
+    switches = [f"switch-base-{experts}" for experts in (32, 64, 128)]
+    others = (MIXTRAL, "qwen1.5-moe-a2.7b", "deepseek-moe-16b")
+    large = [_over(_flow("throughput", model=m, slots=16, batch=32, in_domain=True), flow, "se-moe") for m in switches]
+    stops = {
+        cell["model"]: cell["value"]
+        for cell in _flow("conditions", over="se-moe", condition="stops after every expert", slots=16, batch=32)
+    }
+    over = {
+        condition: {cell["model"]: cell["value"] for cell in _flow("conditions", over=cache, condition=condition)}
+        for condition in ("rival as coded", "equal terms")
+    }
+    hits = {
+        (slots, batch): _flow("hits", model=switches[0], slots=slots, batch=batch, in_domain=True)[0]["hits"]
+        for slots, batch in ((16, 4), (16, 16), (8, 16))
+    }
+    own = having(data("expertflow-accuracy")["recorded"], in_domain=True)
+    memory = having(data("expertflow-memory")["models"], model=switches[2])[0]
+    split = [(cell, having(cell["ratios"], ours="kmeans, dual-batch", over="none, dual-batch")[0]["value"])
+             for cell in _flow("scheduler")]  # fmt: skip
+    saved = [
+        1
+        - cell["runs"]["kmeans, dual-batch"]["lookups_per_token"]
+        / cell["runs"]["none, dual-batch"]["lookups_per_token"]
+        for cell, _ in split
+    ]
+    most = {model: max(value for cell, value in split if cell["model"] == model) for model in switches}
+    doubled = [value for cell, _ in split for value in _over([cell], "kmeans, dual-batch", "twice the batch")]
+    whole = memory["resident_bytes"] + memory["expert_bytes"] + memory["kv_bytes"]
+    cached = memory["resident_bytes"] + 4 * memory["slot_bytes"] + memory["predictor_bytes"]
+    cached += memory["kv_bytes_in_flight"]
+    said = [
+        f"| 2.01, 3.19, 5.86 | {', '.join(f'{value:.1f}' for (value,) in large)} |",
+        f"| 9.99 | {_range(_over(_flow('throughput', model=switches[2], slots=4), flow, 'se-moe'), 0)} |",
+        f"| {_range(value for m in others for value in _over(_flow('throughput', model=m), flow, cache))} |",
+        f"| over 90 % | {_percent(one['guesses']['predictor'][0] for one in own)} % a token |",
+        f"| TLP {_percent(one['guesses']['TLP'][0] for one in own)} % |",
+        *(f"| {100 * hit['plec']['hit ratio']['value']:.1f} over {100 * hit['lru']['hit ratio']['value']:.1f} % |"
+          for hit in hits.values()),
+        f"| up to {', '.join(f'{most[model]:.2f}' for model in switches)} |",
+        f"| {whole / 1e9:.2f} to {cached / 1e9:.2f} GB |",
+        f"it is {stops[switches[0]]:.1f}, {stops[switches[1]]:.1f} and {stops[switches[2]]:.1f}",
+        *(f"{', '.join(f'{over[c][m]:.2f}' for m in others[:2])} and {over[c][others[2]]:.2f} times as fast" for c in over),
+        f"rise to {_percent(hit['plec']['hit or late']['value'] for hit in hits.values())} %",
+        f"would be {100 * hits[16, 4]['plec, 90 %']['hit ratio']['value']:.0f} %",
+        f"saves {_percent(saved)} % of the experts",
+        f"gains {_range(v for c, v in split if (c['slots'], c['batch']) == (4, 32))} at batch 32 with 4 slots",
+        *(f"{part} {_range(_over(_flow('parts'), name, 'whole'))}" for part, name in (
+            ("keeps", "no correction"), ("without prefetch", "no prefetch"), ("without the scheduler", "no scheduler"),
+        )),
+        f"ExpertFlow is {_range(_best_rivals(flow))} times as fast",
+        f"right in 90 % it is {_range(_best_rivals('expertflow, right in 90%'))}",
+    ]  # fmt: skip
+    text = " ".join((RESULTS / "expertflow.md").read_text("utf-8").split())
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)  # links read as their words
+    assert [phrase for phrase in said if phrase not in text] == []
+    assert max(doubled) < 1
+    beside = having(data("expertflow-domoe")["cells"], model=MIXTRAL)
+    for cell in (cell for cell in beside if cell["batch"] >= 16):
+        for cache in ("25%", "50%"):
+            alike = [cell["runs"][f"{name}, {cache}"]["tokens_per_s"] for name in (flow, "domoe, best", "lru, a layer")]
+            assert max(alike) < 1.02 * min(alike)
+    assert [v for c, v in split if (c["slots"], c["batch"]) == (16, 16)] == pytest.approx([1] * 3, abs=0.02)
