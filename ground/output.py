@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,19 @@ def written(target: str | None, *, indent: int = 1, ensure_ascii: bool = True) -
     else:
         with atomic_path(target) as part:
             yield lambda data: _write(part, text(data))
+
+
+def by_entries(data: Mapping[str, object], *, ensure_ascii: bool = True) -> str:
+    """``data`` as a JSON text with a line a field, and a line an entry of a field that is a list of objects."""
+    compact = json.JSONEncoder(ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":")).encode
+
+    def listed(value: object) -> str:
+        if not (isinstance(value, list) and value and isinstance(value[0], dict)):
+            return compact(value)
+        return "[\n" + ",\n".join(map(compact, value)) + "\n]"
+
+    lines = ",\n".join(f"{compact(key)}: {listed(value)}" for key, value in data.items())
+    return f"{{\n{lines}\n}}\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group
 from rich.text import Text
@@ -53,15 +52,7 @@ def read_from(path: Path | None, experiment: Experiment) -> Iterator[None]:
 
 def text(experiment: Experiment, data: Data) -> str:
     """The data as a JSON text, an entry of a list a line."""
-    whole = {"experiment": experiment.name} | data
-    compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-    def listed(value: Any) -> str:
-        entries = isinstance(value, list) and value and isinstance(value[0], dict)
-        return "[\n" + ",\n".join(map(compact, value)) + "\n]" if entries else compact(value)
-
-    lines = ",\n".join(f"{compact(key)}: {listed(value)}" for key, value in whole.items())
-    return f"{{\n{lines}\n}}\n"
+    return output.by_entries({"experiment": experiment.name} | data, ensure_ascii=False)
 
 
 def write_data(target: str | None, experiment: Experiment, data: Data) -> None:

@@ -7,7 +7,6 @@ there is a pair of these.
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from ground.errors import InputError
 from ground.files import atomic_path
-from ground.output import show
+from ground.output import by_entries, show
 from ground.plots import new_figure, save_png
 from ground.tables import Parts
 from realrun.calibrate.machine import Machine
@@ -66,7 +65,10 @@ class Record:
     provenance: dict[str, Any]
     rows: list[Component] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """``{policy, cache, trace, simulated, measured}``, both as reports of ``sim``; trace where there are several."""
+    """``{policy, cache, trace, simulated, measured}``; trace where there are several.
+
+    Both are reports of ``sim``, without what each layer had, which would be half of the file.
+    """
     link: dict[Key, list[float | None]] = field(default_factory=dict)
     """Shares of the link's own peak at which each measured run moved its bytes: in all, and while copies were made."""
     left_out: list[str] = field(default_factory=list)
@@ -84,7 +86,8 @@ class Record:
         It takes the place of what was there of the same pair.
         """
         key = policy, cache, trace = rows[0].pair
-        report = {"policy": policy, "cache": cache, "simulated": simulated.to_json(), "measured": measured}
+        both = [{key: data[key] for key in data if key != "per_layer"} for data in (simulated.to_json(), measured)]
+        report: dict[str, Any] = {"policy": policy, "cache": cache, "simulated": both[0], "measured": both[1]}
         report |= {"trace": trace} if trace else {}
         if key in self.link:
             self.rows[:] = [row for row in self.rows if row.pair != key]
@@ -119,7 +122,7 @@ class Record:
         }  # fmt: skip
         if repeated := spread.several(self.rows):
             data["summary_of_medians"] = asdict(summarise([row.of_median for row in repeated]))
-        texts = [json.dumps(data, indent=1, allow_nan=False) + "\n", _csv(components), self.markdown()]
+        texts = [by_entries(data), _csv(components), self.markdown()]
         named = dict(zip(FILES, texts, strict=False)) | ({PROFILE: self.profile} if self.profile else {})
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:

@@ -31,7 +31,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for where in (
         "realrun.calibrate.machine_profile.calibrate", "realrun.validate.pairs.calibrate",
-        "realrun.validate.pairs._both", "realrun.commands.open_rig",
+        "realrun.validate.pairs._measure", "realrun.commands.open_rig",
         "realrun.calibrate.lookup_ways.ways", "realrun.validate.baselines.baselines",
         "traces.capture.checkpoint.load_model", "realrun.validate.resimulate.for_device",
     ):  # fmt: skip
@@ -182,8 +182,8 @@ def test_a_damaged_record_is_one_line(
 ) -> None:
     whole = json.loads((ROOT / "docs/results/realrun/mixtral-pieces/validation.json").read_text("utf-8"))
     whole["reports"] = whole["reports"][:1]
-    whole["provenance"]["trace_sha256"] = Trace.load(ROOT / "traces/mixtral_law.npz").sha256
     report = whole["reports"][0]["measured"]
+    report["provenance"]["trace_sha256"] = Trace.load(ROOT / "traces/mixtral_law.npz").sha256
     if where == "measured":
         whole["components"][0][where] = value
     else:
