@@ -60,6 +60,9 @@ def rivals() -> dict[str, Way]:
     }
 
 
+KEPT = ("tokens_per_s", "hit_ratio", "late_ratio", "miss_ratio", "lookups_per_token", "gib_per_token", "ttft_ms")
+"""What is kept of each of the many runs of a contest."""
+
 Place = tuple[Service, int, int]
 """A service, its slots a layer and its batch."""
 
@@ -90,7 +93,8 @@ def contest(
     for (one, slots, batch), ran in zip(places, fought(bouts, options.processes, what, undrawn), strict=True):
         there = [(mine, over) for mine, over in pairs if mine in ran and over in ran and mine != over]
         ratios = [{"ours": m, "over": o} | compared("throughput", ran[m], ran[o]).to_json() for m, o in there]
-        runs = {name: found and found.to_json() for name, found in ran.items()}
+        told = {name: found and found.to_json() for name, found in ran.items()}
+        runs = {name: run and {key: run[key] for key in KEPT} for name, run in told.items()}
         cells.append(one.to_json() | {"slots": slots, "batch": batch, "runs": runs, "ratios": ratios})
     return cells
 
