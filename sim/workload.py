@@ -15,7 +15,7 @@ from sim.eviction import NEVER
 from sim.machine.cost import Costs
 from sim.machine.hardware import Hardware
 from sim.machine.loop_overheads import HostTimes
-from sim.machine.pieces import pieces_of
+from sim.machine.pieces import goes_whole, pieces_of
 from traces.models.spec import ModelSpec
 from traces.schema import DECODE, PREFILL
 from traces.trace import Trace
@@ -294,6 +294,9 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
     activations = np.bincount(step, weights=valid.sum((1, 2)), minlength=n_steps).astype(np.int64)
     costs = Costs(model, hardware)
     context = cached_tokens(trace, schedule)
+    thread = costs.host_thread
+    if thread is not None and not goes_whole(max(model.expert_bytes)):
+        thread = replace(thread, copies_ahead=0)  # pieces are handed over ahead then, and those are short
     work = Workload(
         schedule=schedule,
         n_layers=n_layers,
@@ -312,7 +315,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         awaited_ns=costs.awaited_ns(tokens, layer_of),
         beside_copy_ns=costs.beside_copy_ns,
         split_wave_ns=costs.split_wave_ns(),
-        host_thread=costs.host_thread,
+        host_thread=thread,
     )
     work.check_size()
     return work

@@ -27,6 +27,7 @@ from realrun.calibrate.parts import Parts, step
 from realrun.calibrate.products import Launches, arithmetic, launches
 from realrun.calibrate.profile_text import Table, curve, figure, spread, to_toml
 from realrun.calibrate.thoroughness import FULL, QUICK, TINY, Thoroughness
+from realrun.device.copy_link import PIECES_AHEAD
 from sim.machine.hardware import Hardware
 from sim.machine.loop_overheads import LOOP_FIGURES
 from sim.run.scene import code_version
@@ -221,7 +222,7 @@ def _host_thread(parts: Parts, models: Iterable[ModelSpec], hardware: Hardware, 
             f"fitted to runs of {model.name} with random routes, {low:.0f} to {high:.0f} in several; {source}",
         )
         for name, (low, high) in spreads.items()
-    }
+    } | {"copies_ahead": PIECES_AHEAD - 1}
     return {name: list(spread) for name, spread in spreads.items()} | {"missed_us": round(acts.missed_us, 1)}
 
 

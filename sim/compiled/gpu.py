@@ -349,7 +349,7 @@ def _present_first(m: Any, first: int, size: int) -> None:
         for i in range(first, first + size):
             expert = number_at(m.expert, i).n
             transfer = transfer_at(m.transfers, expert)
-            in_line = transfer.live and transfer.demand and expert != m.running
+            in_line = transfer.live and transfer.demand and expert != m.running and expert != m.committed
             if slot_at(m.slots, expert).state == state and not in_line and byte_at(m.found, i).n != HOSTED:
                 _put(m, n, i)
                 n += 1

@@ -82,8 +82,8 @@ def requests(m: Any, count: int, before: int) -> None:
 
 
 @inlined
-def hand_over(m: Any, follows: int) -> int:
-    """A copy is to begin now, maybe behind another at once; returns how long it waits until it is handed over."""
+def hand_over(m: Any) -> int:
+    """A copy comes up to be handed over; returns when it will have been."""
     await_device(m)
     spend(m, m.host_hand_over_ns)
-    return 0 if follows else m.host_free - m.now
+    return int(m.host_free)

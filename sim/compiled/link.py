@@ -38,7 +38,7 @@ def demand(m: Any, expert: int) -> None:
     elif not transfer.started:
         _leave_queue(m, expert)
     transfer.demand = transfer.needed = 1
-    if expert != m.running:
+    if expert != m.running and expert != m.committed:
         _join_line(m, expert)
     if expert == m.paused:
         m.paused = NOBODY
@@ -104,8 +104,16 @@ def kick(m: Any) -> None:
     """Start what can be started, and let demands overtake; called after every change that the GPU makes."""
     if m.running == NOBODY:
         _next(m)
-    elif m.first_demand != NOBODY and m.discipline != IN_LINE and not transfer_at(m.transfers, m.running).demand:
+    elif m.first_demand != NOBODY and m.yields and not transfer_at(m.transfers, m.running).demand:
         _give_way(m)
+    _commit(m)
+
+
+@inner
+def _commit(m: Any) -> None:
+    """Hand over what will follow the running copy, where a copy is handed over ahead: nothing overtakes it then."""
+    if m.host_copies_ahead and m.running != NOBODY and m.committed == NOBODY:
+        _next(m)
 
 
 @inner
@@ -238,14 +246,24 @@ def _start_prefetch(m: Any, before: int) -> bool:
 def _run(m: Any, expert: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     transfer.started = 1
+    handed = hand_over(m) if m.host_acts else m.now
+    if m.running != NOBODY:
+        m.committed = expert
+        transfer.begin = handed
+    else:
+        _begin(m, expert, m.now if m.busy_until == m.now else handed)
+
+
+@inner
+def _begin(m: Any, expert: int, handed: int) -> None:
+    """The link turns to ``expert``, whose copy waits until it has been ``handed`` over."""
+    transfer = transfer_at(m.transfers, expert)
     transfer.begin = m.now
     m.running = expert
     m.boundary = -1
-    behind = m.busy_until == m.now
-    follows = behind or transfer.back_ns > 0
+    follows = m.busy_until == m.now or transfer.back_ns > 0
     transfer.lead = transfer.back_ns + (0 if m.chained and follows else transfer.startup)
-    if m.host_acts:
-        transfer.lead += hand_over(m, behind)
+    transfer.lead += max(0, handed - m.now)
     m.ending = m.now + transfer.lead + transfer.body - transfer.moved
 
 
@@ -266,7 +284,12 @@ def _land(m: Any) -> None:
     landed(m, expert)
     if transfer.prefetch and not transfer.needed:
         slot_at(m.slots, expert).brought = 1 + transfer.phase
-    _next(m)
+    if m.committed == NOBODY:
+        _next(m)
+    else:
+        following, m.committed = m.committed, NOBODY
+        _begin(m, following, transfer_at(m.transfers, following).begin)
+    _commit(m)
 
 
 @inner

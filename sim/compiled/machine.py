@@ -118,7 +118,8 @@ _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everythin
 _OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ before each
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
-           "n_steps", "waits", "parts", "moves", "prepares", "host_acts")  # fmt: skip
+           "n_steps", "waits", "parts", "moves", "prepares", "host_acts",
+           "yields")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
@@ -128,6 +129,7 @@ _STATE = (
     "tick",  # counts what breaks ties by recency
     "running",
     "paused",
+    "committed",  # handed over to follow the running one
     "ending",  # when the stretch on the link ends, FOREVER for none
     "busy_until",  # when the last stretch that took any time ended
     "boundary",  # ns of body at which it then gives way, -1 if it runs to its end
@@ -242,6 +244,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         **{name: getattr(plan.prediction, name) for name in _OF_PREDICTION},
         **{f"host_{name}": getattr(acts or HostTimes(), name) for name in _OF_HOST},
         "host_acts": acts is not None,
+        "yields": terms.discipline != "fifo" and not (acts and acts.copies_ahead),
         "moves": work.move_ns is not None,
         "prepares": terms.preparation is not None,
         "shared": shares.shared,
@@ -260,7 +263,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     }
     for name in _SETTINGS:
         machine[name] = settings[name]
-    for name in ("passed", "running", "paused", "busy_until", "boundary", "first_demand", "last_demand"):
+    for name in ("passed", "running", "paused", "committed", "busy_until", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
     return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))

@@ -40,13 +40,14 @@ LOOP_FIGURES = {name: field.alias or name for name, field in LoopFigures.model_f
 
 @dataclass(frozen=True)
 class HostTimes:
-    """What each act of the host's thread takes, whole nanoseconds."""
+    """What each act of the host's thread takes, whole nanoseconds, and how many copies it hands over ahead."""
 
     request_ns: int = 0
     drop_ns: int = 0
     hand_over_ns: int = 0
     launch_ns: int = 0
     look_up_ns: int = 0
+    copies_ahead: int = 0
 
 
 class HostFigures(Checked):
@@ -65,11 +66,14 @@ class HostFigures(Checked):
     """Nanoseconds of launching a layer, a head, the resident experts of one row each, or any other expert."""
     look_up_ns: Perhaps = None
     """Nanoseconds of looking one expert of a call up. Left out where `route_wait_us` and `launch_us` hold it."""
+    copies_ahead: int = Field(0, ge=0, le=1)
+    """Copies of whole experts that are handed over beyond the one that moves, 0 or 1: a demand cannot overtake them."""
 
     def times(self) -> HostTimes:
         """The same in whole nanoseconds, rounded up."""
-        figures = {name: getattr(self, name) for name in type(self).model_fields}
-        return HostTimes(**{name: ceil(figure.value) for name, figure in figures.items() if figure is not None})
+        figures = {name: getattr(self, name) for name in type(self).model_fields if name != "copies_ahead"}
+        times = {name: ceil(figure.value) for name, figure in figures.items() if figure is not None}
+        return HostTimes(**times, copies_ahead=self.copies_ahead)
 
 
 class Launching(Checked):

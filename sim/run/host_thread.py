@@ -6,6 +6,9 @@ Its acts are done in the order in which they come up, each in the time that the 
 - A look-up begins when the host is free; a layer, a head, or an expert that was waited for when it is launched, too.
 - A copy that finds the link idle begins when it has been handed over. One that follows another at once was handed over
   while that one moved: it takes the host's time and waits for nothing.
+- With ``copies_ahead`` the copy that is to follow is chosen and handed over as soon as one begins, or as soon as there
+  is any. It has its slot from then on, and nothing overtakes it, nor the one on the link. It begins when that one has
+  ended and it has been handed over.
 - Experts and the next layer are launched ahead, as soon as what comes before them is done.
 """
 
@@ -59,8 +62,8 @@ class HostThread:
         self.counters.host_waits[phase] += wait
         return wait
 
-    def hand_over(self, now: int, follows: bool, phase: int) -> int:
-        """A copy is to begin now, maybe behind another at once; returns how long it waits until it is handed over."""
+    def hand_over(self, now: int, phase: int) -> int:
+        """A copy comes up to be handed over; returns when it will have been."""
         self.await_device(now)
         self.spend(self.times.hand_over_ns, phase)
-        return 0 if follows else self.free_at - now
+        return self.free_at

@@ -43,6 +43,8 @@ class Link(LinkQueue):
         self.latency_ns = latency_ns
         self.chained = chained
         self.host = host
+        self._ahead = host is not None and host.times.copies_ahead > 0
+        self._yields = discipline != "fifo" and not self._ahead
         self._ending: Event | None = None
         self._busy_until = -1  # when the last stretch that took any time ended
 
@@ -61,8 +63,14 @@ class Link(LinkQueue):
         running = self._running
         if running is None:
             self._next()
-        elif self._demands and not running.demand and running.prefetch and self.discipline != "fifo":
+        elif self._demands and self._yields and not running.demand and running.prefetch:
             self._give_way(running)
+        self._commit()
+
+    def _commit(self) -> None:
+        """Hand over what will follow the running copy, where a copy is handed over ahead: nothing overtakes it then."""
+        if self._ahead and self._running is not None and self._committed is None:
+            self._next()
 
     def _do_measure(self, expert: int) -> tuple[int, int]:
         whole = self.copy_ns(expert)
@@ -70,16 +78,24 @@ class Link(LinkQueue):
         return whole - body, body
 
     def _do_start(self, transfer: Transfer) -> None:
-        self._running = transfer
         transfer.started = True
+        now, handed = self.env.now, self.env.now
+        if self.host is not None:
+            handed = self.host.hand_over(now, self.phase)
+        if self._running is not None:
+            self._committed, transfer.begin = transfer, handed
+            return
+        self._begin(transfer, now if self._busy_until == now else handed)
+
+    def _begin(self, transfer: Transfer, handed: int) -> None:
+        """The link turns to ``transfer``, which waits until it has been ``handed`` over."""
+        self._running = transfer
         transfer.begin = now = self.env.now
-        behind = self._busy_until == now
-        follows = behind or transfer.leaving
+        follows = self._busy_until == now or transfer.leaving
         # The other way over the link takes as long.
         back = sum(map(self.copy_ns, transfer.leaving))
         transfer.lead = back + (0 if self.chained and follows else transfer.startup)
-        if self.host is not None:
-            transfer.lead += self.host.hand_over(now, behind, self.phase)
+        transfer.lead += max(0, handed - now)
         self._end_after(transfer.lead + transfer.body - transfer.moved, self._landed)
 
     def _do_stop(self, transfer: Transfer) -> None:
@@ -99,7 +115,12 @@ class Link(LinkQueue):
         self._land(transfer)
         if transfer.event is not None:
             transfer.event.succeed()
-        self._next()
+        following, self._committed = self._committed, None
+        if following is None:
+            self._next()
+        else:
+            self._begin(following, following.begin)
+        self._commit()
 
     def _progress(self, transfer: Transfer) -> int:
         """How much of the body (ns) has been copied by now."""

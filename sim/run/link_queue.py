@@ -66,9 +66,9 @@ class LinkQueue(ABC):
 
     A subclass must define `now`, `moving` and `kick`, and three steps that the queue asks for, named ``_do_...`` as in
     SimPy's resources: `_do_measure`, `_do_start` and `_do_stop`. For these it calls `_next` when the link has become
-    idle, and `_land` when a transfer is complete. It keeps two marks of its own: ``_running`` is the transfer on the
-    link and ``_paused`` a prefetch that gave way, either may be None; it may ask whether anything stands in
-    ``_demands`` and ``_queue``. It overrides nothing else.
+    idle, and `_land` when a transfer is complete. It keeps three marks of its own: ``_running`` is the transfer on the
+    link, ``_committed`` one that was handed over to follow it, and ``_paused`` a prefetch that gave way. Each may be
+    None. It may ask whether anything stands in ``_demands`` and ``_queue``. It overrides nothing else.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class LinkQueue(ABC):
         self._demands: list[Transfer] = []
         self._queue: list[tuple[int, int, Transfer]] = []
         self._running: Transfer | None = None
+        self._committed: Transfer | None = None
         self._paused: Transfer | None = None
         self._serial = 0
 
@@ -141,7 +142,8 @@ class LinkQueue(ABC):
         elif transfer.demand:
             return transfer
         transfer.demand = transfer.needed = True
-        if transfer is not self._running and transfer.moved < transfer.body:  # something of it is left to start
+        handed = transfer is self._running or transfer is self._committed
+        if not handed and transfer.moved < transfer.body:  # something of it is left to start
             if self.discipline == "fifo":  # a demand that joins keeps the place in line of its prefetch
                 insort(self._demands, transfer, key=attrgetter("serial"))
             else:

@@ -81,4 +81,5 @@ def test_a_real_run_is_fitted_and_put_into_the_profile(tmp_path) -> None:
     details = _host_thread(parts, [TINY_MOE, model], hardware, table, "seen")
     assert not parts.left_out and details.keys() == {"request_ns", "drop_ns", "missed_us"}
     thread = table["software"]["host_thread"]
+    assert thread.pop("copies_ahead") == 1
     assert all(figure["measured"] and "random routes" in figure["source"] for figure in thread.values())

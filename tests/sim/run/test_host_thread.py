@@ -20,7 +20,7 @@ from tests.support.runs import compiled_log, simpy_run
 from tests.support.worlds import PLANS_TAKE_LONG, World, arbitrary_plan, coarse, handmade, planned, undemanding, worlds
 
 NS = st.sampled_from([0, 0, 1, 2, 3, 50, 20_000])
-TIMES = st.builds(HostTimes, NS, NS, NS, NS, NS)
+TIMES = st.builds(HostTimes, NS, NS, NS, NS, NS, st.integers(0, 1))
 LAW = REPOSITORY / "traces" / "mixtral_law.npz"
 
 
