@@ -11,6 +11,7 @@ Other acts cannot be told apart in whole runs. Handing a copy over happens while
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import median
 
 import numpy as np
@@ -117,20 +118,33 @@ def left_ns(outcome: Outcome, here: Scene) -> np.ndarray:
 def fitted(left: np.ndarray, dropped: np.ndarray, issued: np.ndarray) -> tuple[float, float, float]:
     """Nanoseconds of a request that issues a copy, of one that does not, and the median miss.
 
-    Least squares without negative times (Lawson and Hanson, 1974) over the medians of the steps with the same numbers,
-    since a host that is shared with others has slow moments.
+    Least squares without negative times, over the medians of the steps with the same numbers, since a host that is
+    shared with others has slow moments.
     """
-    from scipy.optimize import nnls
-
     alike: dict[tuple[int, int], list[float]] = {}
     for key, ns in zip(zip(issued.tolist(), dropped.tolist(), strict=True), left.tolist(), strict=True):
         alike.setdefault(key, []).append(ns)
     acts = np.array([[1.0, *key] for key in alike])
     ns = np.array([median(each) for each in alike.values()])
     scale = acts.max(axis=0, initial=1.0)  # columns of one size: rounding does not matter then
-    found, _ = nnls(acts / scale, np.maximum(ns, 0.0))
-    found = found / scale
+    found = _nonnegative(acts / scale, ns) / scale
     return float(found[1]), float(found[2]), float(np.median(np.abs(acts @ found - ns)))
+
+
+def _nonnegative(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The factors of ``columns`` (N, K), none below 0, whose sum misses ``values`` (N,) least: the best of all subsets.
+
+    Some factors are 0 in the solution, and the others are those of plain least squares over their columns.
+    """
+    best, least = np.zeros(columns.shape[1]), float(values @ values)
+    for size in range(1, len(best) + 1):
+        for some in combinations(range(len(best)), size):
+            factors, *_ = np.linalg.lstsq(columns[:, some], values, rcond=None)
+            missed = float(np.sum((columns[:, some] @ factors - values) ** 2))
+            if factors.min() >= 0 and missed < least:
+                best, least = np.zeros(len(best)), missed
+                best[list(some)] = factors
+    return best
 
 
 def summed(fits: Sequence[tuple[float, float, float]]) -> HostActs:

@@ -8,10 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-pytest.importorskip("scipy")
 
 from ground.errors import InputError
-from realrun.calibrate.host_acts import SHARES_DROPPED, SHARES_ISSUED, asked, fitted, host_acts, numbers, summed
+from realrun.calibrate.host_acts import (
+    SHARES_DROPPED,
+    SHARES_ISSUED,
+    _nonnegative,
+    asked,
+    fitted,
+    host_acts,
+    numbers,
+    summed,
+)
 from realrun.calibrate.loop_times import SPARE_SLOTS, random_scene, shrunk, staying, without_loop
 from realrun.calibrate.machine import Machine
 from realrun.calibrate.machine_profile import _host_thread
@@ -36,6 +44,18 @@ def test_the_fit_finds_what_was_there(request_ns: float, drop_ns: float, base: f
     slow = left.copy()
     slow[np.random.default_rng(seed).integers(len(slow))] += 1e8  # one slow moment of a shared host
     assert fitted(slow, dropped, issued) == pytest.approx(found, rel=1e-6, abs=1e-3)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1))
+def test_no_factor_is_below_nothing_and_none_misses_less(seed: int) -> None:
+    scipy = pytest.importorskip("scipy.optimize")
+    random = np.random.default_rng(seed)
+    columns, values = random.random((9, 3)), random.normal(size=9)
+    found = _nonnegative(columns, values)
+    expected, missed = scipy.nnls(columns, values)
+    assert found.min() >= 0 and np.linalg.norm(columns @ found - values) == pytest.approx(missed)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_times_below_nothing_are_none() -> None:
