@@ -209,6 +209,11 @@ class Host:
     on the host if that takes less (by ``read_ns``) than to copy it and run it on the GPU; otherwise it is demanded.
     The host takes a call's experts one after another, ``beside`` what GPU and link do for the call, or after that.
 
+    With ``stream_from`` it is the rows of the step that decide: those of a step of so many rows or more are demanded,
+    all others run on the host. ``copied`` (L, E + 1) int64 splits a call: of n experts that would run on the host, the
+    first ``copied[layer, n]`` are demanded. ``insert`` is how many experts that ran on the host are requested in each
+    step, for the next visit of their layer.
+
     Experts in ``reserved`` (N,) int64, flat and rising, have a slot each in the budget, which no other expert is given.
     They come there as all experts do, by request or demand.
     """
@@ -219,6 +224,9 @@ class Host:
     row_ns: np.ndarray
     reserved: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     beside: bool = True
+    stream_from: int | None = None
+    copied: np.ndarray | None = None
+    insert: int = 0
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, times below 0 or above 2^40, or experts that do not exist."""
@@ -226,6 +234,16 @@ class Host:
             check_integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
         check_integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
         check_switch("host.beside", self.beside)
+        for name in ("stream_from", "insert"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value < 2**31):
+                raise PlanError(f"host.{name} is {value!r:.40}; expected a whole number from 0 on")
+        if self.copied is not None:
+            split = self.copied
+            if not isinstance(split, np.ndarray) or split.dtype != np.int64 or split.shape != (n_layers, n_experts + 1):
+                raise PlanError(f"host.copied: expected int64 ({n_layers}, {n_experts + 1})")
+            if (split < 0).any() or (split > np.arange(n_experts + 1)).any():
+                raise PlanError("host.copied: of n experts 0 to n are copied; found others")
 
 
 Discipline = Literal["fifo", "demand-first", "preemptive"]

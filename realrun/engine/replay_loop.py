@@ -284,7 +284,10 @@ class RealRun(Loop):
             self._ask(decision)
         if streams:
             self._stream_layer(call.number + 1)
-        if streams or decision is not None:
+        if inserts := calls.inserts(needed, first):
+            self._request_all()
+            calls.insert(call.number, inserts)
+        if streams or inserts or decision is not None:
             link.kick()
         self._launch_late(call, groups[0], waiting, last)
         for group in groups[1:]:

@@ -215,6 +215,23 @@ def _ask(m: Any, step: int, layer: int) -> None:
         streams = m.stream_prefill and m.phase == PREFILL and layer + 1 < m.n_layers
     if streams:
         _stream(m, call + 1)
+    if m.insert:
+        _insert(m, call)
+
+
+@inner
+def _insert(m: Any, call: int) -> None:
+    """Ask for experts that run on the host now for the next visit of their layer, as many a step as the plan says."""
+    if call % m.n_layers == 0:
+        m.inserted = 0
+    count, before = 0, issued(m)
+    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
+        if byte_at(m.found, i).n == HOSTED and m.inserted < m.insert:
+            request(m, number_at(m.expert, i).n, call + m.n_layers, call)
+            m.inserted += 1
+            count += 1
+    if count:
+        requests(m, count, before)
 
 
 @inner
@@ -229,11 +246,14 @@ def _stream(m: Any, call: int) -> None:
 @inlined
 def _look_up(m: Any, call: int) -> int:
     """Find each needed expert resident, under way or absent; returns how many run on the host."""
-    hosted = 0
+    hosted, to_copy = 0, _to_copy(m, call) if m.splits else 0
     for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
         expert = number_at(m.expert, i).n
         slot, transfer = slot_at(m.slots, expert), transfer_at(m.transfers, expert)
-        if m.host and slot.state == ABSENT and not transfer.live and number_at(m.to_host, i).n:
+        may_run_there = m.host and slot.state == ABSENT and not transfer.live and number_at(m.to_host, i).n
+        if may_run_there and to_copy:
+            to_copy -= 1
+        elif may_run_there:
             byte_at(m.found, i).n = HOSTED
             slot.pinned = 0
             hosted += 1
@@ -254,6 +274,17 @@ def _look_up(m: Any, call: int) -> int:
         else:
             byte_at(m.found, i).n = MISS
     return hosted
+
+
+@inner
+def _to_copy(m: Any, call: int) -> int:
+    """How many of the call's experts that would run on the host are copied instead."""
+    absent = 0
+    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
+        expert = number_at(m.expert, i).n
+        there = slot_at(m.slots, expert).state != ABSENT or transfer_at(m.transfers, expert).live
+        absent += 0 if there else number_at(m.to_host, i).n
+    return number_at(m.copied, call % m.n_layers * (m.n_experts + 1) + absent).n
 
 
 @inlined

@@ -108,8 +108,8 @@ COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "la
 
 _CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared_ns", "head_ns")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
-_ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "host_alone", "host_shared", "split_wave_ns",
-              "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts", "leaving", "queue",
+_ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "copied", "host_alone", "host_shared",
+              "split_wave_ns", "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts", "leaving", "queue",
               "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of",
               "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
@@ -118,8 +118,8 @@ _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everythin
 _OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ before each
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
-           "n_steps", "waits", "parts", "moves", "prepares", "host_acts",
-           "yields")  # fmt: skip
+           "n_steps", "waits", "parts", "moves", "prepares", "host_acts", "yields", "splits",
+           "insert")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
@@ -137,6 +137,7 @@ _STATE = (
     "first_demand",  # ends of the line of demands
     "last_demand",
     "n_queued",
+    "inserted",  # experts that ran on the host and were requested, in this step
     "host_free",  # when the host's thread will have done all that has come up so far
 )
 MACHINE = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SETTINGS, *_STATE)])
@@ -211,6 +212,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "stall_host": np.zeros(0 if plan.host is None else work.n_calls, np.int64),
         "waited": np.zeros(0 if work.awaited_ns is None else work.n_calls, np.int64),
         "to_host": _whole(costs.chosen if costs else None),
+        "copied": _whole(plan.host.copied if plan.host is not None else None),
         "host_alone": _whole(costs.alone if costs else None),
         "host_shared": _whole(costs.shared if costs else None),
         "split_wave_ns": _whole(work.split_wave_ns),
@@ -256,6 +258,8 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "parts": parts,
         "host": plan.host is not None,
         "beside": plan.host is not None and plan.host.beside,
+        "splits": plan.host is not None and plan.host.copied is not None,
+        "insert": plan.host.insert if plan.host is not None else 0,
         "n_steps": n_steps,
         "n_slots": n_slots,
         "n_pools": n_pools,

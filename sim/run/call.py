@@ -59,6 +59,9 @@ class LayerCalls:
         self._calls = sys.maxsize
         self._next_call: list[int] = []
         self._to_host = bytearray()
+        self._copied = plan.host.copied.tolist() if plan.host is not None and plan.host.copied is not None else None
+        self._insert = plan.host.insert if plan.host is not None else 0
+        self._inserted = 0
         if work is None:
             return
         self.expect(len(work.expert))
@@ -78,9 +81,12 @@ class LayerCalls:
         """The route of ``call`` is known: look up the experts that it needs, rising, from look-up ``first`` on."""
         cache, link, found = self.cache, self.link, self.found
         rules, group, state, used, next_call = cache.rules, cache.group, cache.state, cache.used, self._next_call
+        if call % self.n_layers == 0:
+            self._inserted = 0
         late: set[int] = set()
         hosted: list[int] = []
         missed = False
+        to_copy = 0 if self._copied is None else self._copied[call % self.n_layers][self._absent(call, needed, first)]
         for i, expert in enumerate(needed, first):
             if state[expert] == RESIDENT:
                 if not used[expert]:
@@ -95,17 +101,39 @@ class LayerCalls:
                     self.counters.late[transfer.phase] += 1
                     late.add(expert)
                     link.demand(expert)
-                elif self._to_host[i]:
+                elif self._to_host[i] and not to_copy:
                     found[i] = HOSTED
                     hosted.append(i)
                     continue  # it gets no slot, so its pool's rule hears nothing of it
                 else:
+                    to_copy -= bool(to_copy and self._to_host[i])
                     found[i] = MISS
                     missed = True
             rules[group[expert]].needed(expert, next_call[i])  # as cache.needed: a look-up is no place for a call more
         self.late, self.missed, self.hosted = late, missed, hosted
         self.others = self._insist(call) if self.plan.ring or self.plan.insist else []
         link.passed = call
+
+    def _absent(self, call: int, needed: list[int], first: int) -> int:
+        """How many of these experts are absent and would run on the host."""
+        count = 0
+        for i, expert in enumerate(needed, first):
+            if self._to_host[i] and self.cache.state[expert] != RESIDENT:
+                self.link.forget_if_passed(expert, call)
+                count += expert not in self.link.transfers
+        return count
+
+    def inserts(self, needed: list[int], first: int) -> list[int]:
+        """Those of the running call's experts on the host that are to be requested for their next visit."""
+        if not self._insert:
+            return []
+        chosen = [needed[i - first] for i in self.hosted[: self._insert - self._inserted]]
+        self._inserted += len(chosen)
+        return chosen
+
+    def insert(self, call: int, experts: list[int]) -> None:
+        """Ask for these experts of ``call`` for the next visit of its layer."""
+        self.link.request_all([(expert, call + self.n_layers, call) for expert in experts])
 
     def _insist(self, call: int) -> list[Transfer]:
         """Wait for what was requested for ``call``, is under way and is not needed; return it."""

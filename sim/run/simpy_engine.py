@@ -213,6 +213,8 @@ class Run:
             yield from self._decide(moment, step)
         if streams:
             self._ask(partial(calls.stream, call + 1), self.work.n_experts)
+        if inserts := calls.inserts(needed, first):
+            self._ask(partial(calls.insert, call, inserts), len(inserts))
         link.kick()
         self._launch(call, waves[0], waiting)
         beside = bool(hosted) and self.plan.host is not None and self.plan.host.beside

@@ -354,7 +354,13 @@ def _host(rng: np.random.Generator, work: Workload) -> Host:
     fixed, read, shared, row = (rng.integers(0, copies + 2) for _ in range(4))
     every = np.arange(work.n_layers * work.n_experts)
     own = every[rng.random(len(every)) < rng.choice([0, 1.5 / len(every), 0.3])]
-    return Host(fixed // 2, read, read + shared, row // 2, own, beside=bool(rng.random() < 0.5))
+    split = rng.integers(0, np.arange(1, work.n_experts + 2), (work.n_layers, work.n_experts + 1))
+    return Host(
+        fixed // 2, read, read + shared, row // 2, own, beside=bool(rng.random() < 0.5),
+        stream_from=int(rng.integers(0, 5)) if rng.random() < 0.5 else None,
+        copied=split if rng.random() < 0.3 else None,
+        insert=int(rng.integers(0, 4)) if rng.random() < 0.5 else 0,
+    )  # fmt: skip
 
 
 def _values(rng: np.random.Generator, moments: np.ndarray, n_layers: int, n_experts: int) -> Values:
