@@ -109,8 +109,8 @@ COUNTS = np.dtype([(f.name, np.int64) for f in fields(Counters) if f.name != "la
 _CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared_ns", "head_ns")
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "copied", "host_alone", "host_shared",
-              "split_wave_ns", "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts", "leaving", "queue",
-              "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of",
+              "split_wave_ns", "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts",
+              "leaving", "queue", "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of",
               "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
