@@ -2,7 +2,7 @@
 
 As in a run, `realrun.engine.host_experts.HostedExperts` computes a token's experts where they lie in pinned memory,
 while the thread that looks after the device looks again and again. More experts are used in turn than any cache of the
-host holds.
+host holds: large ones and small ones, so that what each takes beside its bytes can be told.
 """
 
 import time
@@ -22,7 +22,8 @@ from realrun.engine.layers import Step
 from realrun.engine.loop import PAUSE_SECONDS, undisturbed
 from traces.models.spec import ModelSpec
 
-STORED = 4
+STORED_BYTES = 2**30
+"""Bytes of the experts that are used in turn, about."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,30 @@ class HostedTimes:
     """By that number, those of a run first, then others for comparison; and by whether copies cross the link meanwhile.
     """
 
-    def gbps(self, busy: bool) -> float:
-        """Bytes a nanosecond in a run."""
-        return self.size / self.threads[self.charged][busy].ns
+    def ns(self, busy: bool) -> float:
+        """What one takes in a run."""
+        return self.threads[self.charged][busy].ns
+
+
+@dataclass(frozen=True)
+class HostedRates:
+    """What an expert takes on the host: ``floor_ns``, and its bytes at so many a nanosecond, alone or beside copies."""
+
+    floor_ns: float
+    alone: float
+    shared: float
+
+    @staticmethod
+    def of(large: HostedTimes, small: HostedTimes) -> "HostedRates":
+        """The line through both that were measured; one through the large alone where the small took longer for it.
+
+        Beside copies the floor is the same, and what is left of the large expert's time is its rate.
+        """
+        rise = large.ns(False) - small.ns(False)
+        slope = rise / (large.size - small.size) if rise > 0 else large.ns(False) / large.size
+        slope = min(slope, large.ns(False) / large.size)
+        floor = max(0.0, large.ns(False) - slope * large.size)
+        return HostedRates(floor, 1 / slope, large.size / max(large.ns(True) - floor, large.size * slope))
 
 
 def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
@@ -47,7 +69,9 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     most = torch.get_num_threads()
     times: dict[int, dict[bool, Timing]] = {}
     with open_device(str(machine.device)) as device:
-        store = HostStore(device, STORED, expert_size(model), scale=model.hidden**-0.5)
+        size, top_k = expert_size(model), model.top_k
+        stored = -(-min(STORED_BYTES, 128 * size) // (size * top_k)) * top_k
+        store = HostStore(device, stored, size, scale=model.hidden**-0.5)
         try:
             with device.running(), undisturbed():
                 step = Step(model, 1, model.top_k, device)
@@ -56,7 +80,7 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
                 for threads in (most, most - 1, most - 2, most * 3 // 4, most // 2):
                     if threads > 0 and threads not in times:
                         hosted = HostedExperts(device, store, model, threads)
-                        times[threads] = _times(machine, device, hosted, step)
+                        times[threads] = _times(machine, device, hosted, step, stored)
                         hosted.close()
         finally:
             device.synchronize()
@@ -64,15 +88,16 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     return HostedTimes(store.size, most, times)
 
 
-def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step) -> dict[bool, Timing]:
+def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step, stored: int) -> dict[bool, Timing]:
     traffic = Traffic(machine, device, 32 * 2**20 if machine.cuda else 2**16)
-    calls = [list(range(first, first + step.top_k)) for first in range(0, STORED - step.top_k + 1, step.top_k)]
+    calls = [list(range(first, first + step.top_k)) for first in range(0, stored, step.top_k)]
+    turns = 0
     samples: dict[bool, list[float]] = {False: [], True: []}
     rest()
     for runs in bursts(max(3, machine.repeats // 2)):
         for busy, found in samples.items():
             for run in range(1 + runs):  # the first one warms up
-                experts = calls[run % len(calls)]
+                experts, turns = calls[turns % len(calls)], turns + 1
                 begin = time.perf_counter_ns()
                 work = hosted.begin(step, experts, [(i, i + 1) for i in range(len(experts))], Rows([0] * len(experts)))
                 while not work.done():

@@ -17,7 +17,7 @@ from ground.text import printable
 from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not_charged
 from realrun.calibrate.copies import buffers, copy_times, shared_rates
 from realrun.calibrate.host_acts import host_acts
-from realrun.calibrate.hosted_times import hosted_times
+from realrun.calibrate.hosted_times import HostedRates, hosted_times
 from realrun.calibrate.layer_times import charged, kind
 from realrun.calibrate.lookup_costs import LookupCosts, Where, lookup_costs
 from realrun.calibrate.loop_times import LoopTimes, loop_times, shrunk
@@ -28,6 +28,7 @@ from realrun.calibrate.products import Launches, arithmetic, launches
 from realrun.calibrate.profile_text import Table, curve, figure, spread, to_toml
 from realrun.calibrate.thoroughness import FULL, QUICK, TINY, Thoroughness
 from realrun.device.copy_link import PIECES_AHEAD
+from realrun.engine.small_scene import scaled
 from sim.machine.hardware import Hardware
 from sim.machine.loop_overheads import LOOP_FIGURES
 from sim.run.scene import code_version
@@ -261,18 +262,21 @@ def _costs(costs: LookupCosts, element_bytes: int, source: str) -> Table:
 
 
 def _host(machine: Machine, thorough: Thoroughness, source: str) -> tuple[Table, Table]:
-    hidden, width = thorough.hosted
-    whole = model_spec("mixtral-8x7b")
-    size = 2 * hidden * width * whole.expert_matrices
-    model = replace(whole, hidden=hidden, expert_ffn=width, expert_bytes=(size,) * whole.routed_layers)
-    times = hosted_times(machine, shrunk(model, 1))
-    what = f"an expert of {hidden} x {width}, one row, threads: {times.charged}"
+    models = [scaled(model_spec(name), thorough.hosted) for name in ("mixtral-8x7b", "qwen3-30b-a3b")]
+    measured = {model.name: hosted_times(machine, shrunk(model, 1)) for model in models}
+    rates = HostedRates.of(*measured.values())
+    charged = next(iter(measured.values())).charged
+    what = f"experts of {' and '.join(measured)}, bf16, torch's products, one row, threads: {charged}"
     table = {
-        "host_gbps": figure(max(1e-3, times.gbps(busy=False)), f"{what}, link idle; {source}"),
-        "shared_gbps": figure(max(1e-3, times.gbps(busy=True)), f"{what}, beside copies to the device; {source}"),
+        "host_gbps": figure(max(1e-3, rates.alone), f"{what}, link idle; {source}"),
+        "shared_gbps": figure(max(1e-3, rates.shared), f"the larger, beside copies to the device; {source}"),
+        "floor_us": figure(rates.floor_ns / 1e3, f"{what}, the part that does not grow with size; {source}"),
     }
     details = {
-        f"threads: {threads}": spread({"link idle": by_busy[False], "link busy": by_busy[True]})
-        for threads, by_busy in times.threads.items()
+        name: {
+            f"threads: {threads}": spread({"link idle": by_busy[False], "link busy": by_busy[True]})
+            for threads, by_busy in times.threads.items()
+        }
+        for name, times in measured.items()
     }
     return table, details

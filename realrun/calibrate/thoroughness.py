@@ -32,8 +32,8 @@ class Thoroughness:
     """Bytes of copies that share the machine with others."""
     places: tuple[int, int] = PLACES
     """Bytes of host and device memory that copies are spread over."""
-    hosted: tuple[int, int] = (4096, 14336)
-    """Hidden size and width of an expert on the host."""
+    hosted: int = 1
+    """What widths of experts on the host are divided by."""
     repeats: int = 20
     """Runs of each measurement."""
     later: int = 2
@@ -46,6 +46,6 @@ QUICK = Thoroughness(
 )
 TINY = Thoroughness(
     copies=(2**14, 2**16, 2**18), rows=(1, 2, 4), contexts=(8, 32), prompts=(1, 8), tables=((50, 64), (200, 64)),
-    memory=2**22, square=128, product=(64, 64, 128), at_once=2**18, places=(2**20, 2**20), hosted=(64, 128), repeats=3,
+    memory=2**22, square=128, product=(64, 64, 128), at_once=2**18, places=(2**20, 2**20), hosted=64, repeats=3,
 )  # fmt: skip
 """For a CPU, which is there to try things out."""
