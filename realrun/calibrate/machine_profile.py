@@ -7,7 +7,7 @@ out: what does not fit, or fails, is named under ``details``, and the simulator 
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
