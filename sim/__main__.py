@@ -23,6 +23,7 @@ from ground.output import show, written
 from ground.progress import say
 from ground.text import printable
 from ground.whole_number import WholeNumber
+from sim.advise.command import advise
 from sim.listings import Json, hardware, hosts, memory, models, policies, software
 from sim.policies.named import NamedPolicy, every_policy
 from sim.report.metrics import Report
@@ -157,6 +158,7 @@ def compare(
 for listing in (policies, models, hardware, hosts, software, memory):
     app.command(listing)
 app.command(sweep)
+app.command(advise)
 
 
 @app.command

@@ -32,7 +32,8 @@ SLOT = np.dtype(
     [
         ("size", np.int64),
         ("wanted_until", np.int64),  # the last call that a prefetch asked it for
-        ("uses", np.int64),  # the lfu rules: how often it was needed; next-use: the call that needs it next
+        ("uses", np.int64),  # the lfu rules: how often it was needed; next-use: the call that needs it next; least-stale: 1
+        # if this pass has needed it
         ("value", np.int64),  # the score rules: what it is worth
         ("rank", np.int64),  # its place in the order of leaving (not lru, fifo), with ties by ...
         ("tie", np.int64),
@@ -88,6 +89,9 @@ GROUP = np.dtype(
         ("newest", np.int64),
         ("held", np.int64),  # slots that its experts have, and should have, where layers have shares
         ("share", np.int64),
+        ("ticks", np.int64),  # counts what breaks ties by recency
+        ("last", np.int64),  # whom a call needed last, and how often numbers did not rise (decayed-lfu, least-stale)
+        ("passes", np.int64),
     ]
 )
 LAYER = np.dtype([("fit", np.int64), ("first_wanted", np.int64)])  # fit: how many of its experts its pool can hold
@@ -110,8 +114,8 @@ _CALLS = ("offsets", "expert", "expert_ns", "if_awaited_ns", "layer_ns", "shared
 _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host", "waited")
 _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "copied", "host_alone", "host_shared",
               "split_wave_ns", "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts",
-              "leaving", "queue", "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks", "tasks_of",
-              "lanes")  # fmt: skip
+              "leaving", "queue", "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks",
+              "tasks_of", "lanes")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "most_issued", "only_idle")
@@ -126,7 +130,6 @@ _STATE = (
     "phase",
     "passed",  # the last call whose experts have been looked up
     "moment",  # index of the next moment of the plan
-    "tick",  # counts what breaks ties by recency
     "running",
     "paused",
     "committed",  # handed over to follow the running one
@@ -186,7 +189,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     pools = np.zeros(n_pools, POOL)
     pools["free"][: len(shares.capacity)] = shares.capacity
     groups = np.zeros(work.n_layers if shares.shared else n_pools, GROUP)
-    groups["oldest"] = groups["newest"] = NOBODY
+    groups["oldest"] = groups["newest"] = groups["last"] = NOBODY
     if shares.reserved:
         pools["free"][-1] = slots["size"][list(shares.reserved)].sum()
     layers = np.zeros(work.n_layers, LAYER)

@@ -1,0 +1,1 @@
+"""What a person should run: the settings of real engines that are fastest on their machine, found by simulation."""

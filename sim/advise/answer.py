@@ -1,0 +1,154 @@
+"""The answer: placements ranked, what it hangs on, and what other parts would buy."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+from ground.errors import InputError
+from sim.advise.asked import Asked, Routing, routed, scene
+from sim.advise.engines import engines
+from sim.advise.trial import Trial, prompt_rows, tried
+from sim.machine.hardware import Hardware
+from sim.run.scene import Scene
+from sim.sweep.design import hardware_of
+from sim.sweep.sensitivity import Range, assumed, ranges
+
+_HOST = ("host.host_gbps", "host.shared_gbps")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The fastest placement where one thing is another: at the ends of a figure's range, or with another part."""
+
+    name: str
+    speeds: tuple[float, ...]
+    """tokens/s: of a figure at its low and high end, of a part one."""
+    source: str = ""
+    """Of a figure's range, or which placement is the fastest with a part."""
+
+
+@dataclass
+class Answer:
+    """What was found.
+
+    Attributes:
+        trials: every placement, the fastest first, those that cannot be run last.
+        figures: what the fastest does at the ends of each figure that the machine's profile assumes, the widest first.
+        parts: what the fastest placement is with another part, the best first.
+    """
+
+    asked: Asked
+    here: Scene
+    routes: Routing
+    trials: list[Trial] = field(default_factory=list)
+    figures: list[Turn] = field(default_factory=list)
+    parts: list[Turn] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial:
+        """The fastest."""
+        return self.trials[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        memory = self.here.memory
+        return {
+            "model": self.here.model.name, "quant": self.asked.quant, "hardware": self.here.hardware.name,
+            "context": self.asked.context, "kv": self.asked.kv, "routing": self.routes.words,
+            "own_routing": self.routes.own, "prompt_tokens": prompt_rows(self.here),
+            "memory_bytes": None if memory is None else {
+                "card": memory.card, "weights": memory.weights, **memory.beside, "experts": self.here.budget,
+            },
+            "all_experts_bytes": self.here.model.all_expert_bytes,
+            "placements": [one.to_json() for one in self.trials],
+            "figures": [vars(one) for one in self.figures], "parts": [vars(one) for one in self.parts],
+        }  # fmt: skip
+
+
+def advise(asked: Asked, progress: Callable[[float, str], None] = lambda share, what: None) -> Answer:
+    """Try every placement, vary what is assumed, and try other parts. Raises InputError."""
+    routes = routed(asked)
+    here = scene(asked, routes)
+    answer = Answer(asked, here, routes)
+    answer.trials = trials(asked, here)
+    if not answer.best.speed:
+        raise InputError(f"{here.model.name} on {here.hardware.name}: no placement can be run: {answer.best.reason}")
+    progress(0.3, "figures")
+    answer.figures = sorted(_figures(answer), key=lambda one: max(one.speeds) / min(one.speeds), reverse=True)
+    progress(0.6, "parts")
+    answer.parts = sorted(_parts(answer), key=lambda one: one.speeds, reverse=True)
+    progress(1.0, "")
+    return answer
+
+
+def trials(asked: Asked, here: Scene) -> list[Trial]:
+    """Every placement of every engine that reads the precision, the fastest first."""
+    done: dict[str, Trial] = {}
+    found = []
+    for engine in engines():
+        for placement in engine.placements:
+            if not engine.reads(asked.quant):
+                found.append(Trial(engine, placement, reason=f"reads no {asked.quant}"))
+                continue
+            same = done.get(placement.policy)
+            if same is None or same.report is None:
+                same = done[placement.policy] = tried(engine, placement, here)
+            found.append(_of(engine, placement, same, here))
+    return sorted(found, key=lambda one: one.speed, reverse=True)
+
+
+def _of(engine: Any, placement: Any, same: Trial, here: Scene) -> Trial:
+    """The trial of a placement whose policy another engine has too: its run, with its own command."""
+    if (same.engine, same.placement) == (engine, placement):
+        return same
+    return replace(same, engine=engine, placement=placement, command=placement.command.format(**same.filled))
+
+
+def _figures(answer: Answer) -> Iterator[Turn]:
+    """The fastest placement at both ends of each range of which the machine assumes the figures."""
+    machine, best = answer.asked.machine, answer.best
+    plain = hardware_of(machine, ())
+    for one in (*(r for r in ranges() if r.loop in ("", plain.software.kind)), _host_range()):
+        open_to = assumed(plain) | ({*_HOST} if plain.host else set())
+        if not open_to.issuperset(one.figures):
+            continue
+        speeds = []
+        for end in range(2):
+            changes = tuple((name, f"x{factors[end]:g}") for name, factors in one.figures.items())
+            there = scene(answer.asked, answer.routes, hardware_of(machine, changes))
+            speeds.append(tried(best.engine, best.placement, there).speed)
+        if min(speeds) > 0:
+            yield Turn(one.name, tuple(speeds), one.source)
+
+
+def _host_range() -> Range:
+    text = resources.files("sim.advise").joinpath("parts.toml").read_text("utf-8")
+    return Range(**tomllib.loads(text)["host_range"])
+
+
+def _parts(answer: Answer) -> Iterator[Turn]:
+    """The fastest placement with each other card, host and precision."""
+    text = resources.files("sim.advise").joinpath("parts.toml").read_text("utf-8")
+    known = tomllib.loads(text)
+    asked = answer.asked
+    changes: list[tuple[str, Asked]] = []
+    card = Hardware.load(asked.hardware)
+    for name in known["cards"]:
+        other = Hardware.load(name)
+        if other.gpu_bytes > card.gpu_bytes and other.name != card.name:
+            changes.append((f"card {name}", replace(asked, hardware=name, link=None, loop=None)))
+    changes += [(f"host {name}", replace(asked, host=name)) for name in known["hosts"] if name != asked.machine.host]
+    if asked.quant in known["precisions"]:
+        smaller: Sequence[str] = known["precisions"][known["precisions"].index(asked.quant) + 1 :]
+        changes += [(f"precision {name}", replace(asked, quant=name)) for name in smaller[:2]]
+    if asked.kv == "bf16":
+        changes.append(("keys and values in q8_0", replace(asked, kv="q8_0")))
+    for name, other_asked in changes:
+        try:
+            found = trials(other_asked, scene(other_asked, answer.routes))
+        except InputError:
+            continue
+        if found[0].speed:
+            yield Turn(name, (found[0].speed,), f"{found[0].engine.name}: {found[0].placement.name}")

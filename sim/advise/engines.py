@@ -1,0 +1,60 @@
+"""What real engines offer: placements of experts, the policy that stands for each, and how it is asked for."""
+
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sim.policies.named import NamedPolicy
+
+_GGUF = re.compile(r"i?q\d|tq\d|mxfp4_moe")
+
+
+class Placement(BaseModel):
+    """One way in which an engine serves a model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    policy: str
+    """``name,key=value,...``"""
+    command: str
+    """As typed, with what is filled in in braces."""
+    routing: bool = False
+    """Whether its speed hangs on which experts tokens take."""
+    whole: bool = False
+    """Whether all experts must fit the card."""
+    note: str = ""
+    """What a person should know of it."""
+
+    def named(self) -> NamedPolicy:
+        """The policy with its parameters."""
+        return NamedPolicy.of(self.policy)
+
+
+class Engine(BaseModel):
+    """One engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    formats: tuple[str, ...]
+    """Precisions that it reads; ``gguf`` stands for all types of GGUF files."""
+    source: str
+    """Where its options are documented."""
+    note: str = ""
+    """What a person should know of it."""
+    placements: tuple[Placement, ...] = Field(alias="placement")
+
+    def reads(self, form: str | None) -> bool:
+        """Whether it reads experts of this precision; None is what the model was released in."""
+        return form is None or form in self.formats or ("gguf" in self.formats and _GGUF.match(form) is not None)
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """The engines that are known."""
+    text = resources.files("sim.advise").joinpath("engines.toml").read_text("utf-8")
+    return tuple(Engine.model_validate(table) for table in tomllib.loads(text)["engine"])

@@ -1,0 +1,147 @@
+"""Advice: ranked, within the card's memory, typed as engines take it, and better with better parts."""
+
+import argparse
+import json
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ground.errors import InputError
+from sim.__main__ import main
+from sim.advise.answer import Answer, advise, trials
+from sim.advise.asked import Asked, routed, scene
+from sim.advise.engines import engines
+from sim.advise.routing import fitted, nearest, routing
+from sim.policies.named import NamedPolicy
+from tests.support.strategies import traces
+from traces.models.known import builtin_models, model_spec
+from traces.schema import OPTIONAL
+from traces.trace import Trace, validate
+
+ASKED = Asked(model="qwen3-30b-a3b", quant="q4_k_m", hardware="rtx-3060", host="ddr4-3200x2", context=16384, sequences=2)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    return advise(ASKED)
+
+
+def test_placements_are_ranked_and_fit_the_card(answer: Answer) -> None:
+    speeds = [one.speed for one in answer.trials]
+    assert speeds == sorted(speeds, reverse=True) and speeds[0] > 0
+    memory = answer.here.memory
+    assert memory is not None
+    for one in answer.trials:
+        if one.report:
+            assert sum(memory.beside.values()) + memory.weights + one.report.gpu_bytes["experts"] <= memory.card
+            assert one.binds is not None and sum(one.binds.values()) == pytest.approx(1, abs=1e-3)
+        else:
+            assert one.reason and not one.command
+
+
+def test_each_command_is_one_that_its_engine_takes(answer: Answer) -> None:
+    options = {
+        "llama-server": ["-m", "-ngl", "-c", "-ctk", "-ctv", "-t", "--n-cpu-moe", "--moe-cache-mib", "-lm",
+                         "--moe-cache-cpu-share"],
+        "python": ["-m", "--model", "--kt-num-gpu-experts", "--kt-expert-placement-strategy", "--init-expert-location",
+                   "--context-length"],
+        "ft": ["--model", "--moe-strategy", "--moe-cache-size", "--moe-cpu-threads", "--kv-reserve-tokens"],
+        "vllm": ["--cpu-offload-gb", "--max-model-len"],
+    }  # fmt: skip
+    bf16 = trials(replace(ASKED, quant=None), scene(replace(ASKED, quant=None, hardware="rtx-4090"), routed(ASKED)))
+    typed = [one.command for one in [*answer.trials, *bf16] if one.report]
+    assert {shlex.split(command)[0] for command in typed} == set(options)
+    for command in typed:
+        program, *words = shlex.split(command)
+        parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+        for option in options[program]:
+            parser.add_argument(option)
+        parser.add_argument("--cpu-moe", action="store_true")
+        parser.add_argument("--cpu-offload-params", nargs="+")
+        parser.add_argument("words", nargs="*")
+        assert parser.parse_args(words) and "{" not in command
+
+
+def test_every_placement_names_a_policy() -> None:
+    for engine in engines():
+        for placement in engine.placements:
+            assert isinstance(placement.named(), NamedPolicy)
+
+
+@pytest.mark.parametrize(
+    "better", [{"hardware": "rtx-3090"}, {"host": "ddr4-3200x4"}, {"link": "pcie5x16"}, {"kv": "q8_0"}]
+)
+def test_better_parts_are_no_worse(answer: Answer, better: dict[str, str]) -> None:
+    asked = replace(ASKED, **better)  # type: ignore[arg-type]
+    found = trials(asked, scene(asked, answer.routes))
+    assert found[0].speed >= answer.best.speed * 0.999
+
+
+def test_the_layers_that_llama_cpp_leaves_on_the_host_are_the_fewest(answer: Answer) -> None:
+    one = next(one for one in answer.trials if one.placement.policy == "n-cpu-moe")
+    layers, model = int(one.filled["cpu_layers"]), answer.here.model
+    sizes = model.experts * np.array(model.expert_bytes)
+    room = answer.here.budget - max(model.expert_bytes)
+    assert sizes[layers:].sum() <= room < sizes[layers - 1 :].sum()
+
+
+def test_what_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["advise", "--model", "mixtral-8x22b", "--hardware", "rtx-3060", "--context", "64k"]
+    assert main(command) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "would fit: --context" in line
+
+
+def test_the_command_says_how_sure_it_is_and_whose_routing_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--model", "gpt-oss-20b", "--hardware", "rtx-3060", "--sequences", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "No routing of gpt-oss-20b is at hand: made to its shape from that of" in said
+    assert "How sure" in said and "--n-cpu-moe" in said
+    assert main(["advise", "--model", "gpt-oss-20b", "--hardware", "rtx-3060", "--sequences", "2", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["placements"][0]["tokens_per_s"] == max(one["tokens_per_s"] or 0 for one in data["placements"])
+
+
+@pytest.mark.parametrize("text", ["0", "16m", "-1", "1.5k", ""])
+def test_a_context_that_is_none_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--model", "gpt-oss-20b", "--hardware", "rtx-3060", "--context", text]) == 2
+    assert "expected tokens, such as 16384 or 16k" in capsys.readouterr().err
+
+
+def test_a_trace_of_ones_own_is_gone_by(answer: Answer) -> None:
+    own = replace(ASKED, trace=nearest(model_spec("qwen3-30b-a3b")))
+    assert routed(own).own and not answer.routes.own
+    with pytest.raises(InputError, match="sequences 0"):
+        replace(ASKED, sequences=0)
+
+
+# -- routes that are made to fit ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=traces(), name=st.sampled_from(["gpt-oss-20b", "olmoe-1b-7b", "llama-4-scout", "qwen1.5-moe-a2.7b"]))
+def test_routes_are_made_to_fit_any_model(trace: Trace, name: str) -> None:
+    model = model_spec(name)
+    made = fitted(trace, model)
+    validate(made)
+    assert made.experts.shape == (trace.n_rows, model.routed_layers, model.top_k)
+    assert all(getattr(made, array) is None for array in OPTIONAL)
+    for layer in range(model.routed_layers):
+        routed_there = (trace.experts[:, layer * trace.n_layers // model.routed_layers] >= 0).any(axis=1)
+        assert ((made.experts[:, layer] >= 0).all(axis=1) == routed_there).all()
+        assert ((made.experts[:, layer] >= 0).any(axis=1) == routed_there).all()
+
+
+def test_tokens_that_route_alike_still_do() -> None:
+    loaded, _ = routing(nearest(model_spec("olmoe-1b-7b")), model_spec("olmoe-1b-7b"))
+    again, _ = routing(nearest(model_spec("olmoe-1b-7b")), model_spec("olmoe-1b-7b"))
+    np.testing.assert_array_equal(loaded.chosen.experts, again.chosen.experts)
+
+
+@pytest.mark.parametrize("name", builtin_models())
+def test_there_is_a_trace_for_every_model(name: str) -> None:
+    assert nearest(model_spec(name)).exists()
