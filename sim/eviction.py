@@ -6,31 +6,32 @@ known by their flat number, ``layer * E + expert``.
 
 A rule of your own is any class with these methods; hand the class itself to ``Plan(eviction=...)``. A rule that says
 ``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it. One that says
-``listed = True`` gives more than `MANY` candidates as an ``array("q")``, which the cache searches faster. One whose
-experts go in another order for a prefetch than for a demand has a second method, ``for_prefetch``, like ``candidates``.
+``listed = True`` gives more than ``sim.ranking.MANY`` candidates as an ``array("q")``, which the cache searches faster.
+One whose experts go in another order for a prefetch than for a demand has a second method, ``for_prefetch``, like
+``candidates``.
 
 A new rule with a name: its class stands here, in `EVICTIONS` too, and its compiled twin in ``sim.compiled.order``.
 Without that twin its runs are the SimPy engine's.
 """
 
-from array import array
-from bisect import bisect_left
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
 
 from ground.errors import InputError
+from sim.ranking import Ranked, Rule
 
 NEVER = np.iinfo(np.int64).max
 """Next use of an expert that is not used again."""
 COUNTS = 2**32
 """More than any expert is needed in a run (``score-count``)."""
-MANY = 256
-"""More candidates than these are not looked at one by one."""
-_NUMBER = itemgetter(2)
+OCTAVE, HALF = 256, 64
+"""A worth twice as high stands so much higher on the scale of ``decayed-lfu``; and the passes in which worths halve."""
+ADDED = np.array([round(OCTAVE * math.log2(1 + 2 ** (-d / OCTAVE))) for d in range(10 * OCTAVE)], np.int64)
+"""What a use of equal worth, or of one ``d`` lower, adds to a worth on that scale."""
 
 
 class Eviction(Protocol):
@@ -63,23 +64,7 @@ class Eviction(Protocol):
         """
 
 
-class _Rule:
-    """The parts that most rules leave empty."""
-
-    def __init__(self, first_call: np.ndarray) -> None:
-        """``first_call``: the first call that needs each expert (NEVER for none), for clairvoyant rules alone."""
-
-    def needed(self, expert: int, next_call: int) -> None:
-        pass
-
-    def requested(self, expert: int) -> None:
-        pass
-
-    def valued(self, first: int, values: np.ndarray) -> None:
-        pass
-
-
-class FIFO(_Rule):
+class FIFO(Rule):
     """First in, first out."""
 
     def __init__(self, first_call: np.ndarray) -> None:
@@ -109,70 +94,7 @@ class LRU(FIFO):
         self._order.move_to_end(expert)
 
 
-class _Ranked(_Rule):
-    """Experts by a key that changes, the smallest first.
-
-    Keys change with every look-up, the order is asked for when somebody must leave: until then it stays as it was, and
-    those whose key has changed since are kept apart.
-    """
-
-    listed = True
-
-    def __init__(self, first_call: np.ndarray) -> None:
-        self._key: dict[int, tuple[int, int, int]] = {}
-        """Rank, tie and number of each expert."""
-        self._order: list[tuple[int, int, int]] = []
-        self._numbers: array[int] | None = None
-        """The experts in that order, once they are many."""
-        self._moved: dict[int, tuple[int, int, int] | None] = {}
-        """Those whose key has changed, and the key under which each still stands in the order, if it does."""
-        self._clock = 0
-
-    def _place(self, expert: int, rank: int, tie: int) -> None:
-        self._moved.setdefault(expert, self._key.get(expert))
-        self._key[expert] = (rank, tie, expert)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
-    def evicted(self, expert: int) -> None:
-        key = self._key.pop(expert, None)
-        if key is not None:
-            self._moved.setdefault(expert, key)
-
-    def candidates(self) -> Iterable[int]:
-        if self._moved:
-            self._arrange()
-        if len(self._order) <= MANY:
-            return map(_NUMBER, self._order)
-        if self._numbers is None:
-            self._numbers = array("q", map(_NUMBER, self._order))
-        return self._numbers
-
-    def _arrange(self) -> None:
-        """Put those whose key has changed in their places: one by one if they are few, or all anew."""
-        order, numbers, key = self._order, self._numbers, self._key
-        if 4 * len(self._moved) > len(order):
-            order[:] = sorted(key.values())
-            self._numbers = None
-        else:
-            for expert, before in self._moved.items():
-                if before is not None:
-                    place = bisect_left(order, before)
-                    del order[place]
-                    if numbers is not None:
-                        del numbers[place]
-                now = key.get(expert)
-                if now is not None:
-                    place = bisect_left(order, now)
-                    order.insert(place, now)
-                    if numbers is not None:
-                        numbers.insert(place, expert)
-        self._moved.clear()
-
-
-class LFU(_Ranked):
+class LFU(Ranked):
     """Least often needed since it was loaded; ties by recency."""
 
     def __init__(self, first_call: np.ndarray) -> None:
@@ -183,9 +105,8 @@ class LFU(_Ranked):
         self._uses[expert] = uses = self._uses.get(expert, 0) + 1
         self._place(expert, uses, self._tick())
 
-    def loaded(self, expert: int) -> None:
-        if expert not in self._key:
-            self._place(expert, self._uses.get(expert, 0), self._tick())
+    def _rank(self, expert: int) -> int:
+        return self._uses.get(expert, 0)
 
     def evicted(self, expert: int) -> None:
         super().evicted(expert)
@@ -196,7 +117,65 @@ class PerfectLFU(LFU):
     """Least often needed since the run began, in a slot or not; ties by recency."""
 
     def evicted(self, expert: int) -> None:
-        _Ranked.evicted(self, expert)
+        Ranked.evicted(self, expert)
+
+
+class LFRU(LFU):
+    """Lowest product of uses since it was loaded and the number of the last: frequency times recency.
+
+    Pull request 37190 of github.com/vllm-project/vllm names it; that the product is meant is read off the words.
+    """
+
+    def needed(self, expert: int, next_call: int) -> None:
+        super().needed(expert, next_call)
+        self._place(expert, self._uses[expert] * self._clock, self._clock)
+
+
+class DecayedLFU(PerfectLFU):
+    """Least often needed since the run began, where a use of `HALF` passes ago counts half; ties by recency.
+
+    Pull request 32738 of github.com/microsoft/onnxruntime has counters that decay; their half-life is chosen here. All
+    decay alike, so what is kept is their logarithm less that of the decay: it changes with a use alone. A pass begins
+    where the experts' numbers rise no more, since they do within a step.
+    """
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._last, self._passes = -1, 0
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._passes += expert <= self._last
+        self._last = expert
+        fresh, worth = len(ADDED) + self._passes * OCTAVE // HALF, self._uses.get(expert, 0)
+        apart = abs(fresh - worth)
+        self._uses[expert] = worth = max(fresh, worth) + (int(ADDED[apart]) if apart < len(ADDED) else 0)
+        self._place(expert, worth, self._tick())
+
+
+class LeastStale(Ranked):
+    """Whoever this pass has used goes first, the latest first; then all others, least recently used first.
+
+    SpecMD (arXiv 2602.03921): layers come in turn, so what was used just now is needed again last. The order of the
+    others is chosen here. Passes begin as in ``decayed-lfu``.
+    """
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        super().__init__(first_call)
+        self._last = -1
+        self._fresh: list[int] = []
+
+    def needed(self, expert: int, next_call: int) -> None:
+        if expert <= self._last:
+            for one in self._fresh:
+                if one in self._key and self._key[one][0] == 0:
+                    self._place(one, 1, -self._key[one][1])
+            self._fresh.clear()
+        self._last = expert
+        self._fresh.append(expert)
+        self._place(expert, 0, -self._tick())
+
+    def _rank(self, expert: int) -> int:
+        return 1  # of one that comes in before it is needed
 
 
 class LFUMFU(LFU):
@@ -209,7 +188,7 @@ class LFUMFU(LFU):
         return [*self.candidates()][::-1]
 
 
-class Score(_Ranked):
+class Score(Ranked):
     """Lowest value first, as a policy last said; ties by recency. Values change by ``valued``."""
 
     by_values = True
@@ -224,10 +203,6 @@ class Score(_Ranked):
     def needed(self, expert: int, next_call: int) -> None:
         self._place(expert, self._rank(expert), self._tick())
 
-    def loaded(self, expert: int) -> None:
-        if expert not in self._key:
-            self._place(expert, self._rank(expert), self._tick())
-
     def valued(self, first: int, values: np.ndarray) -> None:
         end = first + len(values)
         self._values[first:end] = values.tolist()
@@ -237,6 +212,14 @@ class Score(_Ranked):
                 rank, tie, _ = key[expert]
                 if rank != self._rank(expert):
                     self._place(expert, self._rank(expert), tie)
+
+
+class RecentScore(Score):
+    """As ``score``, where each new value counts half and all before it the other half."""
+
+    def valued(self, first: int, values: np.ndarray) -> None:
+        before = np.array(self._values[first : first + len(values)], np.int64)
+        super().valued(first, (before + values) // 2)
 
 
 class ScoreLFU(Score):
@@ -282,7 +265,7 @@ class ScoreCount(Score):
         super().needed(expert, next_call)
 
 
-class NextUse(_Ranked):
+class NextUse(Ranked):
     """Belady's MIN: the expert needed farthest in the future goes first (L. A. Belady, IBM Systems J. 5(2), 1966)."""
 
     clairvoyant = True
@@ -306,7 +289,11 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "lfu": LFU,
     "perfect-lfu": PerfectLFU,
     "lfu-mfu": LFUMFU,
+    "lfru": LFRU,
+    "decayed-lfu": DecayedLFU,
+    "least-stale": LeastStale,
     "score": Score,
+    "score-recent": RecentScore,
     "score-lfu": ScoreLFU,
     "score-count": ScoreCount,
     "next-use": NextUse,

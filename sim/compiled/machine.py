@@ -32,8 +32,8 @@ SLOT = np.dtype(
     [
         ("size", np.int64),
         ("wanted_until", np.int64),  # the last call that a prefetch asked it for
-        ("uses", np.int64),  # the lfu rules: how often it was needed; next-use: the call that needs it next; least-stale: 1
-        # if this pass has needed it
+        ("uses", np.int64),  # the lfu rules: how often it was needed; next-use: the call that needs it next;
+        # least-stale: 1 if this pass has needed it
         ("value", np.int64),  # the score rules: what it is worth
         ("rank", np.int64),  # its place in the order of leaving (not lru, fifo), with ties by ...
         ("tie", np.int64),

@@ -10,11 +10,17 @@ from typing import Any
 from sim.compiled.heap import contains, largest, push, remove, top
 from sim.compiled.jit import inlined, inner
 from sim.compiled.machine import NOBODY, RULES, group_at, heap_at, number_at, slot_at, valued_at
-from sim.eviction import COUNTS
+from sim.eviction import ADDED, COUNTS, HALF, OCTAVE
 from sim.run.slots import RESIDENT
 
-COMPILED = ("lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "score", "score-lfu", "score-count", "next-use")
-LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, SCORE, SCORE_LFU, SCORE_COUNT, NEXT_USE = map(RULES.index, COMPILED)
+COMPILED = (
+    "lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "lfru", "decayed-lfu", "least-stale", "score", "score-recent",
+    "score-lfu", "score-count", "next-use",
+)  # fmt: skip
+(
+    LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, LFRU, DECAYED_LFU, LEAST_STALE, SCORE, RECENT_SCORE, SCORE_LFU,
+    SCORE_COUNT, NEXT_USE,
+) = map(RULES.index, COMPILED)  # fmt: skip
 
 
 @inlined
@@ -25,6 +31,8 @@ def needed(m: Any, expert: int, next_call: int) -> None:
         _to_newest(m, expert)
     elif m.rule == NEXT_USE:
         slot.uses = next_call
+    elif m.rule == DECAYED_LFU or m.rule == LEAST_STALE:
+        _in_pass(m, expert)
     elif m.rule != FIFO and m.rule != SCORE:
         slot.uses += 1
     if _by_rank(m):
@@ -54,7 +62,7 @@ def evicted(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     if slot.ranked and not _by_rank(m):
         _unlink(m, expert)
-    if m.rule == LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU:
+    if m.rule == LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU or m.rule == LFRU or m.rule == LEAST_STALE:
         slot.uses = 0
     slot.ranked = 0
 
@@ -68,6 +76,8 @@ def valued(m: Any, first: int, last: int) -> None:
         new = valued_at(m.valued, i)
         for k in range(new.count):
             slot, value = slot_at(m.slots, new.expert + k), number_at(m.table, new.row + k).n
+            if m.rule == RECENT_SCORE:
+                value = (slot.value + value) // 2
             if slot.value != value:
                 slot.value = value
                 if slot.ranked:
@@ -155,16 +165,52 @@ def _rank(m: Any, expert: int) -> None:
     if m.rule == NEXT_USE:
         slot.rank, slot.tie = -slot.uses, expert
     else:
-        m.tick += 1
-        slot.tie = m.tick
+        group = group_at(m.groups, slot.group)
+        group.ticks += 1
+        slot.tie = group.ticks
         slot.rank = _worth(m, slot) if _by_value(m) else slot.uses
+        if m.rule == LFRU:
+            slot.rank *= slot.tie
+        elif m.rule == LEAST_STALE:
+            slot.rank = 1 - slot.uses
+            slot.tie *= 1 - 2 * slot.uses
     slot.ranked = 1
     _settle(m, expert)
 
 
+@inner
+def _in_pass(m: Any, expert: int) -> None:
+    """A use of ``expert``, for the rules that know passes: one begins where numbers rise no more."""
+    slot = slot_at(m.slots, expert)
+    group = group_at(m.groups, slot.group)
+    begins = expert <= group.last
+    group.last = expert
+    group.passes += begins
+    if m.rule == DECAYED_LFU:
+        fresh = len(ADDED) + group.passes * OCTAVE // HALF
+        apart = abs(fresh - slot.uses)
+        slot.uses = max(fresh, slot.uses) + (ADDED[apart] if apart < len(ADDED) else 0)
+        return
+    if begins:
+        _grow_stale(m, slot.group)
+    slot.uses = 1
+
+
+@inner
+def _grow_stale(m: Any, group: int) -> None:
+    """What the pass before has used is no longer the first to leave."""
+    for expert in range(m.n_slots):
+        slot = slot_at(m.slots, expert)
+        if slot.group == group and slot.uses:
+            slot.uses = 0
+            if slot.ranked:
+                slot.rank, slot.tie = 1, -slot.tie
+                _settle(m, expert)
+
+
 @inlined
 def _by_value(m: Any) -> bool:
-    return m.rule == SCORE or m.rule == SCORE_LFU or m.rule == SCORE_COUNT
+    return m.rule == SCORE or m.rule == RECENT_SCORE or m.rule == SCORE_LFU or m.rule == SCORE_COUNT
 
 
 @inlined

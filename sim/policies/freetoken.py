@@ -6,20 +6,19 @@ rows or more copies everything.
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from sim.plan import Host, Plan
-from sim.policies.hosting import STREAM_FROM, HostingPolicy, HostParameters
+from sim.policies.hosting import STREAM_FROM, CacheRule, HostingPolicy, HostParameters
 from sim.view import View
 
 
 class FreeTokenParameters(HostParameters):
     """Parameters of freetoken."""
 
-    eviction: Literal["lru", "fifo", "lfu"] = "lru"
+    eviction: CacheRule = "lru"
     """who leaves for what is copied."""
     stream_from: int = Field(default=STREAM_FROM, ge=0, le=2**30)
     """rows of a step from which everything missing is copied."""

@@ -8,7 +8,7 @@ efeslab/fiddler: 7 a token, 70 a copy). The larger of both counts. Rows cross to
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,6 +23,10 @@ HOST_GBPS, SHARED_GBPS = 63.8, 54.0
 STREAM_FROM = 32
 """Rows from which llama.cpp copies experts to the GPU rather than computing them where they lie:
 ``GGML_OP_OFFLOAD_MIN_BATCH`` of github.com/ggml-org/llama.cpp."""
+
+
+CacheRule = Literal["lru", "fifo", "lfu", "perfect-lfu", "lfru", "decayed-lfu", "least-stale"]
+"""Rules of ``sim.eviction`` that need no prediction."""
 
 
 class HostParameters(Parameters):

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from sim.plan import Plan
-from sim.policies.hosting import STREAM_FROM, HostingPolicy, HostParameters
+from sim.policies.hosting import STREAM_FROM, CacheRule, HostingPolicy, HostParameters
 from sim.view import View
 
 
@@ -20,7 +20,7 @@ class LruHostParameters(HostParameters):
 
     cap: int = Field(default=8, ge=0, le=2**20)
     """experts that are inserted in a step, at most."""
-    eviction: Literal["lru", "fifo", "lfu"] = "lru"
+    eviction: CacheRule = "lru"
     """who leaves for them."""
     scope: Literal["all", "layer"] = "layer"
     """all: one pool of slots; layer: as many slots for every layer."""

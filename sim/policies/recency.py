@@ -1,4 +1,4 @@
-"""Plain caches that fetch on demand: LRU, FIFO and LFU of two kinds, one pool or a pool a layer."""
+"""Plain caches that fetch on demand, one pool or a pool a layer; they differ in their rule (``sim.eviction``)."""
 
 from abc import abstractmethod
 from typing import Literal
@@ -78,3 +78,27 @@ class PerfectLFU(_Cache):
     name = "perfect-lfu"
     summary = "cache, evict the least often used since the run began"
     eviction = "perfect-lfu"
+
+
+class LFRU(_Cache):
+    """Evict by frequency times recency."""
+
+    name = "lfru"
+    summary = "cache, evict the lowest product of uses and time of the last use"
+    eviction = "lfru"
+
+
+class DecayedLFU(_Cache):
+    """Evict the expert needed least often, where old uses count less."""
+
+    name = "decayed-lfu"
+    summary = "cache, evict the least often used since the run began, old uses counting less"
+    eviction = "decayed-lfu"
+
+
+class LeastStale(_Cache):
+    """Evict what this step has used already, the latest first."""
+
+    name = "least-stale"
+    summary = "cache, evict what this step has used already, the latest first (SpecMD)"
+    eviction = "least-stale"

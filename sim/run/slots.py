@@ -12,7 +12,8 @@ from typing import cast
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import MANY, NEVER, Eviction, eviction_rule
+from sim.eviction import NEVER, Eviction, eviction_rule
+from sim.ranking import MANY
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 NEAR = 32

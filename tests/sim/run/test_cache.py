@@ -415,7 +415,7 @@ def test_many_candidates_looked_at_together_give_the_victims_that_one_by_one_doe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sim.run.slots.NEAR", near)
         patch.setattr("sim.run.slots.MANY", many)
-        patch.setattr("sim.eviction.MANY", many)
+        patch.setattr("sim.ranking.MANY", many)
         rng = np.random.default_rng(seed)
         total = 2 * slots
         caches = [ExpertCache([1], total, [slots], [0], rule) for rule in ("score", OneByOne)]
