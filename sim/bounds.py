@@ -1,6 +1,7 @@
 """What no policy can beat: the time to compute with everything resident, and the bytes that must cross the link.
 
-A policy that computes experts elsewhere than on the GPU is outside these bounds.
+A policy that computes experts elsewhere than on the GPU is outside these bounds. It has one of its own (`joint_bounds`):
+whatever is not kept must cross the link or be computed on the host, and both together do only so much in a second.
 """
 
 from dataclasses import dataclass
@@ -86,22 +87,23 @@ def experts_at_once(work: Workload, capacity: int) -> int:
     return slots if len(set(work.expert_bytes)) == 1 else max(1, slots - 1)
 
 
-def fewest_decode_bytes(work: Workload, capacity: int) -> int:
+def fewest_decode_bytes(work: Workload, capacity: int, beside: int = 0) -> int:
     """Fewest bytes that the decode steps of a run must load.
 
     A stretch of decode steps begins with a warm cache, which saves at most its capacity, and at most what it needs.
+    ``beside`` are bytes more through which experts may pass one by one, as `joint_loads` has it.
     """
     phase, n_layers, sizes = work.schedule.phase, work.n_layers, work.lookup_bytes
     if len(set(work.expert_bytes)) == 1:
         capacity -= capacity % work.expert_bytes[0]
-    wave = experts_at_once(work, capacity)
+    wave = 1 if beside else experts_at_once(work, capacity)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], phase == DECODE, [0]])))
     total, compiled = 0, len(work.expert) >= SHORT and available()
     for begin, end in zip(edges[::2] * n_layers, edges[1::2] * n_layers, strict=True):
         first, last = work.offsets[begin], work.offsets[end]
         experts, size = work.expert[first:last], sizes[first:last]
         _, once = np.unique(experts, return_index=True)
-        cold = fewest_loads(work.offsets[begin : end + 1] - first, experts, size, capacity, wave, compiled)
+        cold = fewest_loads(work.offsets[begin : end + 1] - first, experts, size, capacity + beside, wave, compiled)
         total += max(0, int(cold.sum()) - min(capacity, int(size[once].sum())))
     return total
 
@@ -140,6 +142,11 @@ class Bounds:
         """The whole run takes at least this."""
         return max(self.compute_ns, self.link_bytes / self.bytes_per_s * 1e9)
 
+    @property
+    def decode_ns(self) -> float:
+        """All decode steps together take at least this."""
+        return max(self.decode_compute_ns, self.decode_link_bytes / self.bytes_per_s * 1e9)
+
 
 def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
     """Bounds of ``work`` at ``capacity`` bytes for experts, the policy's own tables included."""
@@ -154,4 +161,44 @@ def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
         decode_link_bytes=fewest_decode_bytes(work, capacity),
         bytes_per_s=bytes_per_s,
         decode_hit_ratio=1 - int(loads[decoding].sum()) / int(size[decoding].sum()) if decoding.any() else None,
+    )
+
+
+def joint_loads(work: Workload, capacity: int) -> tuple[int, int]:
+    """Fewest bytes that link and host together must take on, of the whole run and of decode alone.
+
+    Whoever computes some look-ups on the host loads, for the others, what a run without them loads. Were the former
+    loaded too, each for its use alone and through one slot more, it would be a run on the GPU of all look-ups. So what
+    crosses the link and what the host computes are together no less than what such a run loads.
+    """
+    one = max(work.expert_bytes)
+    whole = fewest_loads(work.offsets, work.expert, work.lookup_bytes, capacity + one, 1)
+    return int(whole.sum()), fewest_decode_bytes(work, capacity, one)
+
+
+def joint_bounds(
+    work: Workload, loads: tuple[int, int], bytes_per_s: float, alone_ns: np.ndarray, chosen: np.ndarray
+) -> Bounds:
+    """Bounds of a run whose look-ups may be computed on the host.
+
+    Args:
+        work: the calls.
+        loads: of `joint_loads`.
+        bytes_per_s: the most that the link can move.
+        alone_ns: the least time of each look-up on the host (N,).
+        chosen: which look-ups may be computed there (N,) bool.
+
+    In ``compute_ns`` no expert is on the GPU, and ``bytes_per_s`` is the most that link and host do together: the link
+    at its best, beside the host at the rate of the look-up on which it is fastest.
+    """
+    compute = work.compute_ns(np.zeros_like(work.expert_ns))
+    with np.errstate(divide="ignore"):
+        rates = work.lookup_bytes[chosen] / alone_ns[chosen] * 1e9
+    decode = work.schedule.phase == DECODE
+    return Bounds(
+        compute_ns=int(compute.sum()),
+        link_bytes=loads[0],
+        decode_compute_ns=int(compute[decode].sum()),
+        decode_link_bytes=loads[1],
+        bytes_per_s=bytes_per_s + float(rates.max(initial=0.0)),
     )

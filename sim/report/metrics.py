@@ -42,7 +42,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Counts:
-    """Look-ups, bytes and prefetches of one phase, or of the whole run."""
+    """Look-ups, bytes and prefetches of one phase, or of the whole run.
+
+    Of ``misses``, those ``hosted`` were computed on the host and the others waited for a copy. ``uploaded`` are missed
+    experts that were copied: these, and those that ran on the host and were inserted beside. So one may be in both.
+    """
 
     tokens: int
     activations: int
@@ -55,6 +59,7 @@ class Counts:
     late_in_flight: int
     misses: int
     hosted: int
+    uploaded: int
     hit_ratio: float | None
     late_ratio: float | None
     miss_ratio: float | None
@@ -123,8 +128,11 @@ class Report:
 def report(
     work: Workload, log: Log, bound: Bounds | None, *, policy: str, parameters: dict[str, Any],
     gpu_bytes: dict[str, int], clock: str, provenance: dict[str, Any], settings: dict[str, Any], notes: list[str],
+    joint: Bounds | None = None,
 ) -> Report:  # fmt: skip
     """Reduce a log to its report; ``bound`` is None where experts run on the host: they need neither GPU nor link.
+
+    ``joint`` is then what link and host together are held to.
 
     The keywords are what a log does not tell; see `Report`.
     """
@@ -146,6 +154,7 @@ def report(
             "link_tokens_per_s": ratio(tokens * bound.bytes_per_s, bound.decode_link_bytes) if bound else None,
             "min_hit_ratio": bound.decode_hit_ratio if bound else None,
             "loop_share": bound.loop_share if bound else None,
+            "joint_tokens_per_s": ratio(tokens * 1e9, joint.decode_ns) if joint else None,
         },
         efficiency=ratio(bound.ns, run_ns) if bound else None,
         run_ms=run_ns / 1e6,
@@ -226,6 +235,7 @@ def _counts(work: Workload, log: Log, begin: np.ndarray, compulsory: np.ndarray,
         late_in_flight=found[LATE_IN_FLIGHT],
         misses=misses,
         hosted=found[HOSTED],
+        uploaded=found[MISS] + counted("inserted"),
         hit_ratio=ratio(hits, lookups),
         late_ratio=ratio(late, lookups),
         miss_ratio=ratio(misses, lookups),

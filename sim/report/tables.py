@@ -65,6 +65,8 @@ def report_view(report: Report) -> RenderableType:
     for name, what in (("compute", resident), ("link", "fewest bytes any policy must move in this cache")):
         value = f"{number(b[f'{name}_tokens_per_s'], 3)} tokens/s"
         summary.add_row(f"{name} bound", *((value, what) if bounded else ("none", "experts run on the host too")))
+    if (joint := b["joint_tokens_per_s"]) is not None:
+        summary.add_row("joint bound", f"{number(joint, 3)} tokens/s", "link and host together, each at its best")
     most = percent(b["min_hit_ratio"])
     summary.add_row("hits of MIN", most, "Belady's MIN: it knows the future, and loads nothing ahead of need")
     summary.add_row("efficiency", percent(report.efficiency), "bound time / run time, prefill included")
@@ -115,6 +117,7 @@ def _phase(c: Counts) -> dict[str, str]:
         "  misses": share(c.misses, c.miss_ratio),
         "    compulsory": f"{c.compulsory_misses:,}",
         "    run on the host": f"{c.hosted:,}",
+        "    uploaded": f"{c.uploaded:,}",
         "evictions": f"{c.evictions:,}",
         "link, demand": f"{gib(c.link_bytes['demand'])} GiB",
         "link, prefetch": f"{gib(c.link_bytes['prefetch'])} GiB",
@@ -138,6 +141,8 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a na
     "late": lambda r: percent(r.decode.late_ratio),
     "miss": lambda r: percent(r.decode.miss_ratio),
     "eff.": lambda r: percent(r.efficiency),
+    "on host": lambda r: percent(ratio(r.decode.hosted, r.decode.lookups)),
+    "uploaded": lambda r: percent(ratio(r.decode.uploaded, r.decode.lookups)),
     "TPOT ms": lambda r: number(r.tpot_ms.mean, 1),
     "p99": lambda r: number(r.tpot_ms.p99, 1),
     "TTFT ms": lambda r: number(r.ttft_ms.mean, 0),
@@ -148,6 +153,10 @@ _COLUMNS: dict[str, Callable[[Report], str]] = {  # the most telling first: a na
     "GPU GiB": lambda r: gib(_memory(r)),
     "tables MiB": lambda r: number(r.gpu_bytes["policy"] / 2**20, 1),
 }
+
+
+_OF_HOST = ("on host", "uploaded")
+"""Columns that are shown where some run computes experts on the host."""
 
 
 def _named(report: Report) -> str:
@@ -173,9 +182,11 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield heading, table, bounds and notes."""
-        headings = ["policy", *_COLUMNS]
-        rows = [[marked(report), *(text(report) for text in _COLUMNS.values())] for report in self.reports]
-        rows += [[name, "failed", *["–"] * (len(_COLUMNS) - 1)] for name in self.failed]
+        hosts = any(report.total.hosted for report in self.reports)
+        columns = {name: text for name, text in _COLUMNS.items() if hosts or name not in _OF_HOST}
+        headings = ["policy", *columns]
+        rows = [[marked(report), *(text(report) for text in columns.values())] for report in self.reports]
+        rows += [[name, "failed", *["–"] * (len(columns) - 1)] for name in self.failed]
         shown, *more = fitting(headings, rows, options.max_width)
         title = "decode, at equal GPU bytes; efficiency with prefill"
         table = framed(headings, rows, shown, options.max_width, title=title)
@@ -193,12 +204,22 @@ class Comparison:
         compute, link = bound["compute_tokens_per_s"], bound["link_tokens_per_s"]
         loop = "" if bound["loop_share"] is None else f" ({percent(bound['loop_share'])} of it launches and waits)"
         yield Text(f"bounds: compute {number(compute, 3)} tokens/s{loop}, link {number(link, 3)} tokens/s", style="dim")
+        if joint := self._joint():
+            yield Text(f"bounds of link and host together: {joint} tokens/s", style="dim")
         hits = percent(bound["min_hit_ratio"])
         yield Text(f"hits of Belady's MIN, which loads nothing ahead of need: {hits}", style="dim")
         for note, whose in self._notes().items():
             yield Text(f"note: {self._subject(whose)}{note}", style="yellow")
         for name, reason in self.failed.items():
             yield Text(f"failed: {name}: {reason}", style="red")
+
+    def _joint(self) -> str:
+        """The bounds of those that run experts on the host, each with whose it is."""
+        whose: dict[str, list[str]] = {}
+        for report in self.reports:
+            if (bound := report.bounds["joint_tokens_per_s"]) is not None:
+                whose.setdefault(number(bound, 3), []).append(_named(report))
+        return "; ".join(f"{bound} ({', '.join(names)})" for bound, names in whose.items())
 
     def _references(self) -> str:
         """What makes references of which policies."""

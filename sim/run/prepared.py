@@ -230,7 +230,8 @@ def report(
     if plan.everything_resident:
         bound = replace(bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
     return report_of_log(
-        scene.work, log, bound if plan.host is None else None, policy=run.policy.name, parameters=dict(run.parameters),
+        scene.work, log, bound if plan.host is None else None,
+        joint=None if plan.host is None else scene.joint_bound(plan.host), policy=run.policy.name, parameters=dict(run.parameters),
         gpu_bytes=gpu, clock=clock, provenance=_provenance(scene), settings=settings,
         notes=[*_notes(scene, plan, gpu), *notes],
     )  # fmt: skip
@@ -269,7 +270,7 @@ def _notes(scene: Scene, plan: Plan, gpu: dict[str, int]) -> list[str]:
             f"({loop.origin}); --loop takes another"
         )
     if plan.host is not None:
-        notes.append("runs experts on the host: neither bound holds, since they need neither the GPU nor the link")
+        notes.append("runs experts on the host: the bounds of GPU and link alone do not hold, a joint one does")
     need, have = sum(gpu.values()), scene.hardware.gpu_bytes
     if need > have:
         left = max(0, have - need + gpu["experts"])

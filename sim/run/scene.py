@@ -14,13 +14,15 @@ from cyclopts import Parameter
 from ground.command_line import Help, release
 from ground.errors import InputError
 from ground.whole_number import WholeNumber
-from sim.bounds import Bounds, bounds
+from sim.bounds import Bounds, bounds, joint_bounds, joint_loads
 from sim.machine.assembly import Assembly
 from sim.machine.hardware import DEFAULT_HARDWARE, Hardware
 from sim.machine.prediction_costs import DEFAULT_SOFTWARE, PredictionCosts
+from sim.plan import Host
 from sim.policies import Policy
 from sim.run.cache_size import AUTO, parse_capacity
 from sim.run.charged_model import charged_model
+from sim.run.host_costs import host_costs
 from sim.run.memory import RESERVE, Memory, memory_of
 from sim.schedules.grouping import REGROUPS, Regroup
 from sim.schedules.kv_cache import cache_bytes, with_moves
@@ -100,6 +102,15 @@ class Scene:
         bare = without_loop(self.work, self.trace, self.model, self.hardware)
         decode_ns = int(bare.compute_ns()[self.work.schedule.phase == DECODE].sum())
         return replace(bounds(self.work, self.budget, self.hardware.link_bytes_per_s), decode_bare_ns=decode_ns)
+
+    def joint_bound(self, host: Host) -> Bounds:
+        """What no policy can beat that may compute experts on ``host``."""
+        costs = host_costs(self.work, host)
+        return joint_bounds(self.work, self._joint_loads, self.hardware.link_bytes_per_s, costs.alone, costs.chosen)
+
+    @cached_property
+    def _joint_loads(self) -> tuple[int, int]:
+        return joint_loads(self.work, self.budget)
 
 
 def bundled_traces() -> list[Path]:

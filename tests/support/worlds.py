@@ -9,13 +9,14 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.bounds import Bounds, bounds
+from sim.bounds import Bounds, bounds, joint_bounds, joint_loads
 from sim.eviction import EVICTIONS
 from sim.log import Log
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
 from sim.plan import Discipline, Host, Plan, Prediction, Requests, Values
 from sim.policies import Setting, make_policy, policy_classes
+from sim.run.host_costs import host_costs
 from sim.run.simpy_engine import Run
 from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
@@ -137,10 +138,18 @@ class World:
 
     def bounds(self) -> Bounds:
         """Bounds at the most bytes a second that one copy reaches."""
+        return bounds(self.work, self.budget, self._link_rate())
+
+    def joint_bounds(self, host: Host) -> Bounds:
+        """The same of runs that may compute experts on ``host``."""
+        costs = host_costs(self.work, host)
+        loads = joint_loads(self.work, self.budget)
+        return joint_bounds(self.work, loads, self._link_rate(), costs.alone, costs.chosen)
+
+    def _link_rate(self) -> float:
         spared = self.work.latency_ns if self.work.chained else 0
         times = [max(1, ns - spared) for ns in self.work.copy_ns]
-        rates = [size / ns * 1e9 for size, ns in zip(self.work.expert_bytes, times, strict=True)]
-        return bounds(self.work, self.budget, max(rates))
+        return max(size / ns * 1e9 for size, ns in zip(self.work.expert_bytes, times, strict=True))
 
     def fits(self, plan: Plan) -> bool:
         """Whether the engine takes this budget for this plan."""

@@ -251,7 +251,8 @@ def test_a_report_is_the_log_in_other_words(case: tuple[World, str, Plan]) -> No
     assert sum(row["hits"] for row in result.per_layer) == result.decode.hits
     if plan.host:
         assert result.efficiency is None and set(result.bounds.values()) == {None}
-        assert result.decode.hosted + result.prefill.hosted == int((log.found == HOSTED).sum())
+        assert result.total.hosted == int((log.found == HOSTED).sum())
+        assert 0 <= result.total.uploaded - (result.total.misses - result.total.hosted) <= result.total.hosted
     else:
         assert result.efficiency <= 1 + 1e-9 or plan.everything_resident
     text = json.dumps(result.to_json(), allow_nan=False)
@@ -273,6 +274,7 @@ def test_json_is_strict_and_has_what_a_report_promises() -> None:
     assert set(data["prefetches"]) == {"issued", "useful", "late", "unused", "cancelled", "in_flight"}
     assert set(data["ttft_ms"]) == set(data["tpot_ms"]) == {"mean", "p50", "p95", "p99"}
     assert set(data["time_ms"]) == {"compute", "stall_demand", "stall_late", "stall_host", "predict", "other"}
-    assert set(data["bounds"]) == {"compute_tokens_per_s", "link_tokens_per_s", "min_hit_ratio", "loop_share"}
+    bounds = {"compute_tokens_per_s", "link_tokens_per_s", "min_hit_ratio", "loop_share", "joint_tokens_per_s"}
+    assert set(data["bounds"]) == bounds
     assert data["time_ms"]["predict"] == 1
     assert data["ttft_ms"]["mean"] is None, "undefined is null, never NaN"
