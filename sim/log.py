@@ -36,6 +36,8 @@ class Counters:
     """Nanoseconds that the host's thread worked, where its acts take time."""
     host_waits: list[int] = field(default_factory=_pair)
     """Nanoseconds that the GPU waited for it."""
+    inserted: list[int] = field(default_factory=_pair)
+    """Experts that ran on the host and whose copies were asked for then, for later."""
     landed_unused: dict[int, int] = field(default_factory=dict)
     """Experts that a prefetch brought and that nobody has needed yet: the phase that issued it."""
 

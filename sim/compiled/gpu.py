@@ -231,6 +231,7 @@ def _insert(m: Any, call: int) -> None:
             m.inserted += 1
             count += 1
     if count:
+        counts_at(m.counts, m.phase).inserted += issued(m) - before
         requests(m, count, before)
 
 

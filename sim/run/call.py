@@ -133,7 +133,10 @@ class LayerCalls:
 
     def insert(self, call: int, experts: list[int]) -> None:
         """Ask for these experts of ``call`` for the next visit of its layer."""
+        issued, phase = self.counters.issued, self.link.phase
+        before = issued[phase]
         self.link.request_all([(expert, call + self.n_layers, call) for expert in experts])
+        self.counters.inserted[phase] += issued[phase] - before
 
     def _insist(self, call: int) -> list[Transfer]:
         """Wait for what was requested for ``call``, is under way and is not needed; return it."""
