@@ -1,4 +1,4 @@
-"""Triton kernels for experts that serve one row each: matrix-vector products from scattered slots.
+"""Triton kernels for experts that serve a few rows each: matrix-vector products from scattered slots, one a row.
 
 Which slot, pair and row an expert has is packed into one 64-bit argument each, so nothing is uploaded. Every program
 reads rows of one expert's matrix once and keeps its sums in float32; the floor is the experts' bytes over memory

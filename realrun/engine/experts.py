@@ -4,7 +4,7 @@ A layer call is a list of pairs, a row and an expert that it takes; pairs of one
 rising order. Each pair's output goes to a row of its own, and they are added up afterwards in a fixed order, so a run
 gives the same bits whatever was resident and whatever came late.
 
-On a GPU the experts that serve one row each go through one Triton kernel a stage, however many they are and wherever
+On a GPU the experts that serve a few rows each go through one Triton kernel a stage, however many they are and wherever
 their slots lie; elsewhere, and for more rows, each expert is two matrix products.
 """
 
@@ -16,7 +16,7 @@ from realrun.device.slots import DeviceCache
 from realrun.device.torch_device import the_torch
 from realrun.device.triton_launch import triton_runs_on
 from realrun.engine.layers import feed_forward
-from realrun.engine.portions import AT_ONCE
+from realrun.engine.portions import few_rows, portions
 from traces.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -47,10 +47,13 @@ class Experts:
         slots = cache.bytes.view(torch.bfloat16)
         self._matrices = [matrices(weights, *shape) for weights in slots.unbind(0)]
         self._batched: Any = None
+        self.few = 1
+        """Rows up to which an expert goes through the kernels, where there are any."""
         if triton_runs_on(slots.device) if batched is None else batched:
             from realrun.engine.expert_kernels import Batched
 
             self._batched = Batched(slots, *shape)
+            self.few = few_rows(2 * model.expert_parameters)
 
     def launch(
         self, states: "torch.Tensor", outputs: "torch.Tensor",
@@ -62,12 +65,13 @@ class Experts:
         """
         if self._batched is not None and len(outputs) <= MOST_PAIRS:
             each, rows = list(zip(slots, pairs, strict=True)), take.listed
-            single = [(slot, first, rows[first]) for slot, (first, end) in each if end - first == 1]
-            for begin in range(0, len(single), AT_ONCE):
-                self._batched.launch(states, outputs, single[begin : begin + AT_ONCE])
-            if len(single) == len(slots):
+            through = [one for one in each if one[1][1] - one[1][0] <= self.few]
+            for some in portions([pair for _, pair in through], self.few):
+                here = [(slot, pair) for slot, pairs_ in map(through.__getitem__, some) for pair in range(*pairs_)]
+                self._batched.launch(states, outputs, [(slot, pair, rows[pair]) for slot, pair in here])
+            if len(through) == len(slots):
                 return
-            several = [(slot, pair) for slot, pair in each if pair[1] - pair[0] > 1]
+            several = [(slot, pair) for slot, pair in each if pair[1] - pair[0] > self.few]
             slots, pairs = [slot for slot, _ in several], [pair for _, pair in several]
         for slot, (first, end) in zip(slots, pairs, strict=True):
             feed_forward(_rows(states, take, first, end), *self._matrices[slot], outputs[first:end])

@@ -320,7 +320,7 @@ class RealRun(Loop):
         if self.checker:
             self.checker.launch(slots, experts, after=False)
             begin = compute.mark()
-        for number, some in enumerate(portions(pairs) if len(pairs) > 1 else [[0]]):
+        for number, some in enumerate(portions(pairs, self.experts.few) if len(pairs) > 1 else [[0]]):
             if number:
                 self.link.poll()  # launching takes a while: the link must not run dry meanwhile
             here = [slots[place] for place in some], [pairs[place] for place in some]

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device.faults import RunError
-from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, portions
+from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, few_rows, portions
 from realrun.engine.replay_loop import RealRun
 from sim.log import HOSTED, MISS
 from sim.plan import Plan, Prediction, Requests
@@ -339,13 +339,18 @@ def test_prefills_and_batches_run_the_rows_that_the_trace_has() -> None:
         )
 
 
-@given(st.lists(st.integers(1, 4), max_size=40))
-def test_every_expert_is_launched_once_and_the_link_is_looked_at_between(rows: list[int]) -> None:
+@given(st.lists(st.integers(1, 12), max_size=40), st.integers(1, AT_ONCE))
+def test_every_expert_is_launched_once_and_the_link_is_looked_at_between(rows: list[int], few: int) -> None:
     ends = np.cumsum(rows).tolist()
     pairs = [(end - count, end) for end, count in zip(ends, rows, strict=True)]
-    found = portions(pairs)
+    found = portions(pairs, few)
     assert sorted(place for some in found for place in some) == list(range(len(rows)))
     for some in found:
-        alone = {rows[place] == 1 for place in some}
-        assert len(alone) == 1, "experts of one row share a launch, the others do not"
-        assert 0 < len(some) <= (AT_ONCE if True in alone else SEVERAL_AT_ONCE)
+        sharing = {rows[place] <= few for place in some}
+        assert len(sharing) == 1, "experts of a few rows share a launch, the others do not"
+        assert sum(rows[place] for place in some) <= AT_ONCE if True in sharing else 0 < len(some) <= SEVERAL_AT_ONCE
+
+
+def test_small_experts_of_a_few_rows_share_a_launch_and_large_ones_do_not() -> None:
+    sizes = {2**20: AT_ONCE, 9 * 2**20: AT_ONCE, 150 * 2**20: 2, 336 * 2**20: 1, 2**40: 1}
+    assert {size: few_rows(size) for size in sizes} == sizes
