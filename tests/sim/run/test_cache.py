@@ -191,18 +191,18 @@ Worth = Callable[[int, int, dict[str, dict[int, int]]], tuple[int, ...]]
 def brute(calls: list[list[int]], slots: int, worth: Worth) -> list[bool]:
     """Lists and linear scans: whoever has the least ``worth(expert, call, seen)`` leaves, never an expert of the call.
 
-    ``seen`` holds for each expert when it was last needed, when it came in, and how often it was needed since it came
-    in (resident) and at all (always).
+    ``seen`` holds for each expert when it was last needed, by the clock and as which look-up (turn), when it came in,
+    and how often it was needed since it came in (resident) and at all (always).
     """
     held: list[int] = []
-    seen: dict[str, dict[int, int]] = {"last": {}, "in": {}, "resident": {}, "always": {}}
+    seen: dict[str, dict[int, int]] = {name: {} for name in ("last", "turn", "in", "resident", "always")}
     found, clock = [], 0
     for number, call in enumerate(calls):
         call = sorted(call)
         for expert in call:
             found.append(expert in held)
             clock += 1
-            seen["last"][expert] = clock
+            seen["last"][expert], seen["turn"][expert] = clock, len(found)
             seen["always"][expert] = seen["always"].get(expert, 0) + 1
             seen["resident"][expert] = seen["resident"].get(expert, 0) + 1
         order = [e for e in call if e in held] + [e for e in call if e not in held]
