@@ -101,7 +101,7 @@ def figure(
 
 @app.command
 def report(
-    name: Annotated[str, Help("the paper: domoe or expertflow")],
+    name: Annotated[str, Help("the paper: domoe or expertflow; or strangers")],
     /,
     *,
     output: Annotated[Path, Help("the folder of pages, figures and data", "--output", "-o")],
@@ -117,8 +117,8 @@ def report(
 ) -> None:
     r"""Run every experiment of a paper and write a page for each, with its tables, its figure and the data beside it.
 
-    One more page, domoe.md or expertflow.md, lists them; what else a person has written on it stays. A part whose
-    traces are not given keeps its data. For example:
+    One more page, such as domoe.md, lists them; what else a person has written on it stays. A part whose traces are not
+    given keeps its data. The report `strangers` holds published speeds of many machines. For example:
 
     ```
     python -m analysis report domoe -o docs/results --other-seed seed1/*.npz \
@@ -126,6 +126,7 @@ def report(
     python -m analysis report domoe -o docs/results --only domoe-ablation
     python -m analysis report domoe -o docs/results --show
     python -m analysis report expertflow -o docs/results
+    python -m analysis report strangers -o docs/results
     ```
     """
     own = [*(other_seed or []), *(large or []), *(routes or []), *(trainings or [])]

@@ -43,4 +43,6 @@ EXPERTFLOW = Paper(
         "switch-base-32", "switch-base-64", "switch-base-128", "deepseek-moe-16b", "qwen1.5-moe-a2.7b", "mixtral-8x7b",
     ),
 )  # fmt: skip
-PAPERS = {paper.name: paper for paper in (DOMOE, EXPERTFLOW)}
+STRANGERS = Paper("strangers", "each row's machine", ("mixtral-8x7b",))
+"""No paper: speeds that strangers published, each on a machine of its own (strangers.toml)."""
+PAPERS = {paper.name: paper for paper in (DOMOE, EXPERTFLOW, STRANGERS)}
