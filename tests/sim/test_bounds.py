@@ -9,15 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import InputError
-from sim.bounds import bounds, fewest_decode_bytes, fewest_loads
-from sim.log import HOSTED, Log
-from sim.plan import Plan
+from sim.bounds import Bounds, bounds, fewest_decode_bytes, fewest_loads, joint_bounds, joint_loads
+from sim.log import HOSTED, LATE_IN_FLIGHT, REUSE_HIT, Log
+from sim.machine.figures import Figure
+from sim.plan import Host, Plan, Requests
 from sim.policies import Policy, policy_classes
 from sim.run.prepared import replay
 from sim.run.scene import Scene, scene
+from sim.workload import workload
 from tests.sim.run.test_cache import BUNDLED, libcachesim_hits
 from tests.support.runs import simpy_run
-from tests.support.worlds import CHOICES, PLANS_TAKE_LONG, POLICIES, World, handmade, planned, run_of, worlds
+from tests.support.worlds import (
+    CHOICES,
+    PLANS_TAKE_LONG,
+    POLICIES,
+    World,
+    handmade,
+    planned,
+    run_of,
+    toy_machine,
+    worlds,
+)
 from traces.schema import DECODE
 
 
@@ -139,6 +151,57 @@ def test_decode_starts_warm() -> None:
     # From a cold cache the stretches 0,1 and 2,3 load two each; a warm cache of one slot saves one of each.
     assert fewest_decode_bytes(work, 20) == 0
     assert fewest_decode_bytes(work, 10) == fewest_decode_bytes(work, 19) == 20
+
+
+def test_what_the_host_computes_needs_no_slot() -> None:
+    # One slot holds 0 for good, and 1 is computed on the host each time: with one slot alone, all would be loaded.
+    work = handmade([[[0]], [[1]]] * 3, 2, expert_bytes=10, copy_ns=10)
+    none = np.zeros(1, np.int64)
+    plan = Plan(requests=Requests.build(*np.array([[0], [4], [0]])), host=Host(none, none + 1, none + 1, none))
+    log = simpy_run(work, plan, 10).log()
+    assert log.found.tolist() == [LATE_IN_FLIGHT, HOSTED, REUSE_HIT, HOSTED, REUSE_HIT, HOSTED]
+    assert joint_loads(work, 10) == (20, 10), "of 40 that were moved or computed; in one slot it would be 60"
+
+
+def assert_no_less(one: Bounds, other: Bounds) -> None:
+    """No figure of ``one`` is below that of ``other``."""
+    for name in ("compute_ns", "decode_compute_ns", "ns", "decode_ns"):
+        assert getattr(one, name) >= getattr(other, name), name
+
+
+def bounds_of(world: World) -> tuple[Bounds, Bounds]:
+    """Of runs on the GPU alone, and of those with a host, at the rates of the world's machine."""
+    work, rate = world.work, world.hardware.link_bytes_per_s
+    alone = work.lookup_bytes // 3 + 1
+    return (
+        bounds(work, world.budget, rate),
+        joint_bounds(work, joint_loads(work, world.budget), rate, alone, np.ones(len(alone), bool)),
+    )
+
+
+@given(worlds(), st.integers(1, 12))
+@settings(max_examples=25)
+def test_bounds_fall_with_slots_and_rates_and_rise_with_bits(world: World, slots: int) -> None:
+    model, trace, schedule = world.model, world.trace, world.work.schedule
+    most = max(model.expert_bytes)
+
+    def here(sizes: int = 1, **changed: object) -> World:
+        """The world with experts so many times as large, on a machine with such figures."""
+        charged = dataclasses.replace(model, expert_bytes=tuple(sizes * size for size in model.expert_bytes))
+        machine = toy_machine(gbps=changed.pop("link", 1.0))  # type: ignore[arg-type]
+        machine = machine.model_copy(update={"gpu": machine.gpu.model_copy(update=changed)})
+        work = workload(trace, charged, machine, schedule)
+        return World(trace, charged, machine, world.batch, work, slots * most)
+
+    usual = here()
+    faster = Figure(value=600.0, source="twice")
+    better = [dataclasses.replace(usual, budget=usual.budget + most), here(link=2.0), here(bandwidth_gbps=faster)]
+    for other in better:
+        for one, bound in zip(bounds_of(usual), bounds_of(other), strict=True):
+            assert_no_less(one, bound)
+    if len(set(model.expert_bytes)) == 1 and slots > 1:
+        for one, bound in zip(bounds_of(here(sizes=2)), bounds_of(usual), strict=True):
+            assert_no_less(one, bound)
 
 
 def held_to_bounds(world: World, plan: Plan, log: Log) -> None:
