@@ -125,7 +125,15 @@ def test_the_committed_data_is_of_the_rows_that_are_listed() -> None:
 @pytest.mark.parametrize("name", ["RTX 2080, Qwen3-30B", "RX 6800, GLM-4.5-Air", "RTX 5090, gpt-oss-20b"])
 def test_the_committed_data_is_what_a_replay_gives(name: str) -> None:
     (found,) = (row for row in DATA["rows"] if row["name"] == name)
-    assert BY_NAME[name].simulated() == pytest.approx(found["simulated"], rel=1e-3)
+    row, speed = BY_NAME[name], found["simulated"]
+    assert row.simulated() == pytest.approx(speed, rel=1e-3)
+    assert row.simulated(row.driven_by("eager")) == pytest.approx(found["eager"], rel=1e-3)
+    assert corrected(row, speed) == pytest.approx(found["corrected"], rel=1e-3)
+    assert with_round_trips(row, speed) == pytest.approx(found["with_round_trips"], rel=1e-3)
+    assert with_round_trips(row, found["corrected"]) == pytest.approx(found["with_both"], rel=1e-3)
+    assert kernels_share() == pytest.approx(DATA["share"], rel=1e-3)
+    if found["prompt"]:
+        assert row.simulated_prompt() == pytest.approx(found["prompt"]["simulated"], rel=1e-3)
 
 
 PAGE = (REPOSITORY / "docs/strangers.md").read_text("utf-8")
