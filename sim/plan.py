@@ -207,7 +207,8 @@ class Host:
     ``shared_ns`` stands for ``read_ns`` where the link moves something when the host begins: both read host memory,
     and the link, whose reads do not wait for a processor, keeps its speed. An expert that its look-up finds absent runs
     on the host if that takes less (by ``read_ns``) than to copy it and run it on the GPU; otherwise it is demanded.
-    The host takes a call's experts one after another, ``beside`` what GPU and link do for the call, or after that.
+    The host takes a call's experts one after another, ``beside`` what GPU and link do for the call, or after that, and
+    ``call_ns`` more for the first of them.
 
     With ``stream_from`` it is the rows of the step that decide: those of a step of so many rows or more are demanded,
     all others run on the host. ``copied`` (L, E + 1) int64 splits a call: of n experts that would run on the host, the
@@ -227,6 +228,7 @@ class Host:
     stream_from: int | None = None
     copied: np.ndarray | None = None
     insert: int = 0
+    call_ns: int = 0
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
         """Raise PlanError for wrong arrays, times below 0 or above 2^40, or experts that do not exist."""
@@ -234,7 +236,7 @@ class Host:
             check_integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
         check_integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
         check_switch("host.beside", self.beside)
-        for name in ("stream_from", "insert"):
+        for name in ("stream_from", "insert", "call_ns"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value < 2**31):
                 raise PlanError(f"host.{name} is {value!r:.40}; expected a whole number from 0 on")

@@ -31,6 +31,8 @@ class HostedTimes:
     """Of an expert of ``size`` bytes for one row."""
 
     size: int
+    at_once: int
+    """How many a call had."""
     charged: int
     """How many threads compute in a run."""
     threads: dict[int, dict[bool, Timing]]
@@ -44,23 +46,33 @@ class HostedTimes:
 
 @dataclass(frozen=True)
 class HostedRates:
-    """What an expert takes on the host: ``floor_ns``, and its bytes at so many a nanosecond, alone or beside copies."""
+    """What experts take on the host: ``call_ns`` a call and ``floor_ns`` each, and so many bytes a nanosecond.
 
+    The bytes are read ``alone``, or beside copies (``shared``).
+    """
+
+    call_ns: float
     floor_ns: float
     alone: float
     shared: float
 
     @staticmethod
-    def of(large: HostedTimes, small: HostedTimes) -> "HostedRates":
-        """The line through both that were measured; one through the large alone where the small took longer for it.
+    def of(large: HostedTimes, small: HostedTimes, single: HostedTimes) -> "HostedRates":
+        """From what was measured of large experts, small ones, and small ones alone in their call.
 
-        Beside copies the floor is the same, and what is left of the large expert's time is its rate.
+        The last two tell what a call takes. What is left is a line through both sizes, or one through the large alone
+        where the small took longer for it. Beside copies the floor is the same, and the rest is the large one's rate.
         """
-        rise = large.ns(False) - small.ns(False)
-        slope = rise / (large.size - small.size) if rise > 0 else large.ns(False) / large.size
-        slope = min(slope, large.ns(False) / large.size)
-        floor = max(0.0, large.ns(False) - slope * large.size)
-        return HostedRates(floor, 1 / slope, large.size / max(large.ns(True) - floor, large.size * slope))
+        shares = 1 / single.at_once - 1 / small.at_once
+        call = max(0.0, (single.ns(False) - small.ns(False)) / shares)
+        idle, busy, little = (
+            max(1.0, one.ns(copies) - call / one.at_once)
+            for one, copies in ((large, False), (large, True), (small, False))
+        )
+        slope = max(0.0, idle - little) / (large.size - small.size)
+        slope = min(slope or idle / large.size, idle / large.size)
+        floor = idle - slope * large.size
+        return HostedRates(call, floor, 1 / slope, large.size / max(busy - floor, large.size * slope))
 
 
 def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
@@ -85,7 +97,7 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
         finally:
             device.synchronize()
             store.close()
-    return HostedTimes(store.size, most, times)
+    return HostedTimes(store.size, model.top_k, most, times)
 
 
 def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step, stored: int) -> dict[bool, Timing]:
@@ -94,7 +106,7 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step, 
     turns = 0
     samples: dict[bool, list[float]] = {False: [], True: []}
     rest()
-    for runs in bursts(max(3, machine.repeats // 2)):
+    for runs in bursts(machine.repeats):
         for busy, found in samples.items():
             for run in range(1 + runs):  # the first one warms up
                 experts, turns = calls[turns % len(calls)], turns + 1

@@ -7,7 +7,7 @@ out: what does not fit, or fails, is named under ``details``, and the simulator 
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -264,13 +264,15 @@ def _costs(costs: LookupCosts, element_bytes: int, source: str) -> Table:
 def _host(machine: Machine, thorough: Thoroughness, source: str) -> tuple[Table, Table]:
     models = [scaled(model_spec(name), thorough.hosted) for name in ("mixtral-8x7b", "qwen3-30b-a3b")]
     measured = {model.name: hosted_times(machine, shrunk(model, 1)) for model in models}
+    what = f"experts of {' and '.join(measured)}, bf16, torch's products, one row"
+    measured[f"{models[1].name}, one a call"] = hosted_times(machine, replace(shrunk(models[1], 1), top_k=1))
     rates = HostedRates.of(*measured.values())
-    charged = next(iter(measured.values())).charged
-    what = f"experts of {' and '.join(measured)}, bf16, torch's products, one row, threads: {charged}"
+    what += f", threads: {next(iter(measured.values())).charged}"
     table = {
         "host_gbps": figure(max(1e-3, rates.alone), f"{what}, link idle; {source}"),
         "shared_gbps": figure(max(1e-3, rates.shared), f"the larger, beside copies to the device; {source}"),
         "floor_us": figure(rates.floor_ns / 1e3, f"{what}, the part that does not grow with size; {source}"),
+        "call_us": figure(rates.call_ns / 1e3, f"what one a call takes more than one of several; {source}"),
     }
     details = {
         name: {

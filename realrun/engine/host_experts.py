@@ -3,6 +3,10 @@
 The states of a call are fetched to the host, a thread computes its experts one after another as their weights lie in
 pinned memory, and their outputs are copied back to the rows of their pairs. The thread touches host memory alone: what
 concerns the device is done by the run's own thread, so that the device's driver serves one thread only.
+
+One row is multiplied by torch's own product, several rows by oneDNN's. oneDNN takes two to six times as long for one
+row in bf16 (torch 2.13, an EPYC with AVX-512: 5.1 ms against 2.5 for 59 MB and one thread, 7.8 against 1.3 for two).
+Where the device is a CPU its experts are computed alike wherever they lie.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +42,7 @@ class HostedExperts:
         # Of the thread that asks, and of those that begin later.
         self._thread = ThreadPoolExecutor(1, "hosted", torch.set_num_threads, (self.threads,))
         self._computed = 0
+        self._chooses = device.torch_device.type != "cpu"
 
     def begin(self, step: Step, experts: list[int], pairs: list[tuple[int, int]], take: Rows) -> "Future[Results]":
         """Start on ``experts`` of a call, each for its range of ``pairs``; ``take`` gives the row of each pair.
@@ -68,9 +73,16 @@ class HostedExperts:
     ) -> Results:
         torch = the_torch()
         results: Results = []
-        with torch.no_grad():
-            for expert, (first, end) in zip(experts, pairs, strict=True):
-                into, out = matrices(self._store.expert(expert).view(torch.bfloat16), *self._shape)
-                results.append((first, end, feed_forward(states.index_select(0, rows[first:end]), into, out)))
-                self._computed += 1
+        mkldnn = torch.backends.mkldnn
+        (was, *_) = mkldnn.set_flags()
+        try:
+            with torch.no_grad():
+                for expert, (first, end) in zip(experts, pairs, strict=True):
+                    if self._chooses:
+                        mkldnn.set_flags(end - first > 1)
+                    into, out = matrices(self._store.expert(expert).view(torch.bfloat16), *self._shape)
+                    results.append((first, end, feed_forward(states.index_select(0, rows[first:end]), into, out)))
+                    self._computed += 1
+        finally:
+            mkldnn.set_flags(was)
         return results

@@ -160,8 +160,7 @@ def _wait_for_rest(m: Any, call: int, layer: int) -> bool:
 @inner
 def _host_ns(m: Any, call: int) -> int:
     """Time of the call's experts that run on the host, if it begins now."""
-    costs = m.host_alone if m.running == NOBODY else m.host_shared
-    total = 0
+    costs, total = m.host_alone if m.running == NOBODY else m.host_shared, m.host_call
     for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
         if byte_at(m.found, i).n == HOSTED:
             total += number_at(costs, i).n

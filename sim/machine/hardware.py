@@ -125,6 +125,8 @@ class HostCompute(Checked):
     """GB/s of experts' weights while others are copied, which reads host memory too."""
     floor_us: Perhaps = None
     """Microseconds that an expert takes beside reading its weights."""
+    call_us: Perhaps = None
+    """Microseconds that a call's experts take together beside that, rows there and back included."""
     cores: int | None = Field(None, ge=1, le=4096)
     """How many cores compute an expert together."""
     core_gweights: dict[str, Number] = Field({})

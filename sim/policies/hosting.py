@@ -69,6 +69,9 @@ class HostingPolicy(Policy):
         sizes = np.array(model.expert_bytes)
         copies = np.array([hardware.copy_ns(size) for size in model.expert_bytes])
         rows = 2 * hardware.copy_ns(2 * model.hidden) / trips  # a row of bfloat16 to the host, and one back
+        measured = hardware.host.call_us if hardware.host else None
+        call_ns = 0 if measured is None else round(measured.value * 1e3)  # which holds these rows
+        rows = rows if measured is None else 0
         return Host(
             fixed_ns=np.full(len(sizes), math.ceil(rows + self._floor_ns), np.int64),
             read_ns=np.ceil(sizes / self._alone_gbps).astype(np.int64),
@@ -76,6 +79,7 @@ class HostingPolicy(Policy):
             row_ns=np.ceil(copies / given.tokens).astype(np.int64),
             reserved=np.zeros(0, np.int64) if reserved is None else reserved,
             beside=given.beside,
+            call_ns=call_ns,
             **rules,
         )
 

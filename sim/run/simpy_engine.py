@@ -320,9 +320,9 @@ class Run:
 
     def _host_ends(self, hosted: list[int]) -> int:
         """When the host is done with these look-ups if it begins now."""
-        assert self._host is not None
+        assert self._host is not None and self.plan.host is not None
         costs = self._host.shared if self.link.moving else self._host.alone
-        return self.env.now + int(costs[hosted].sum())
+        return self.env.now + self.plan.host.call_ns + int(costs[hosted].sum())
 
     def _await_host(self, call: int, ends: int, expert: int) -> Generator[Event, None, None]:
         """Stand still until the host is done."""

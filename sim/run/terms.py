@@ -88,8 +88,8 @@ def settle(
     asked = len(plan.requests.call) if plan.requests is not None else 0
     thought = plan.prediction.total_ns(int((work.schedule.phase == PREFILL).sum()))
     host = None if plan.host is None else host_costs(work, plan.host)
-    if host is not None:
-        thought += int(host.shared.sum(dtype=np.float64))
+    if host is not None and plan.host is not None:
+        thought += int(host.shared.sum(dtype=np.float64)) + plan.host.call_ns * work.n_calls
     back = 2 * len(work.expert) + streamed + asked if plan.write_back else 0
     work.check_size(streamed + asked + back, thought)
     if plan.everything_resident:

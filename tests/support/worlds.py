@@ -377,6 +377,7 @@ def _host(rng: np.random.Generator, work: Workload) -> Host:
         stream_from=int(rng.integers(0, 5)) if rng.random() < 0.5 else None,
         copied=split if rng.random() < 0.3 else None,
         insert=int(rng.integers(0, 4)) if rng.random() < 0.5 else 0,
+        call_ns=int(rng.choice([0, 0, int(copies.max()) // 3])),
     )  # fmt: skip
 
 
