@@ -16,7 +16,7 @@ from ground.command_line import Help
 from ground.errors import InputError
 from ground.files import keep_apart
 from ground.whole_number import WholeNumber
-from sim.machine.hardware import DEFAULT_HARDWARE
+from sim.machine.hardware import DEFAULT_HARDWARE, Hardware, builtin_hardware
 from sim.run.scene import DEFAULT_CACHE, CacheSize, SceneOptions, bundled_traces, code_version
 
 IMPLIED = "implied"
@@ -74,6 +74,12 @@ class ExperimentOptions:
         return self.hardware or DEFAULT_HARDWARE
 
     @cached_property
+    def _loop(self) -> str | None:
+        """The papers' systems launch kernels one by one: so do cards that were not measured, which have no loop."""
+        own = self.machine not in builtin_hardware() or Hardware.load(self.machine).eager is not None
+        return None if own else "eager"
+
+    @cached_property
     def models(self) -> list[ModelTraces]:
         """The models and their workloads. Raises InputError."""
         return by_model(self.traces)
@@ -91,8 +97,8 @@ class ExperimentOptions:
             software = str(resources.files("analysis") / f"{IMPLIED}.toml")
         traces = tuple(source.path for source in sources)
         return SceneOptions(
-            traces, hardware=self.machine, software=software, cache=cache or self.cache, profile=model.profile,
-            seed=self.seed,
+            traces, hardware=self.machine, loop=self._loop, software=software, cache=cache or self.cache,
+            profile=model.profile, seed=self.seed,
         )  # fmt: skip
 
     def made(self, models: Sequence[ModelTraces] | None = None) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def conditions(service: Service, over: str) -> Iterator[Condition]:
         yield Condition(link, way(service, scene={"link": link}), Way.of(rivals, link=link))
     for loop, label in (("graphs", "CUDA graphs"), (STOPPING, "stops after every expert")):
         yield Condition(label, way(service, scene={"loop": loop}), Way.of(rivals, loop=loop))
-    yield Condition("H200, measured", way(service, scene={"hardware": "h200"}), Way.of(rivals, hardware="h200"))
+    measured = {"hardware": "h200", "loop": None}
+    yield Condition("H200, measured", way(service, scene=measured), Way.of(rivals, **measured))
     yield Condition("free predictions", way(service, charge="free"), rival)
     yield Condition("evict lru", way(service, eviction="lru"), rival)
     perfect = Altered("", "perfect-lfu", {})

@@ -12,7 +12,7 @@ from typing import Any
 from sim.machine.figures import Profile, builtin_names, profile_text
 from sim.machine.loop_overheads import LoopOverheads
 
-DEFAULT_LOOP = "eager"
+DEFAULT_LOOP = "graphs"
 """What drives a card whose profile has no loop of its own."""
 _BUILT_IN = "sim.machine.loops"
 

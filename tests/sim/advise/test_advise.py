@@ -22,7 +22,9 @@ from traces.models.known import builtin_models, model_spec
 from traces.schema import OPTIONAL
 from traces.trace import Trace, validate
 
-ASKED = Asked(model="qwen3-30b-a3b", quant="q4_k_m", hardware="rtx-3060", host="ddr4-3200x2", context=16384, sequences=2)
+ASKED = Asked(
+    model="qwen3-30b-a3b", quant="q4_k_m", hardware="rtx-3060", host="ddr4-3200x2", context=16384, sequences=2
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.support.worlds import POLICIES, REPORT_FIELDS
 def test_a_report_has_every_field_and_adds_up(said: Any, trace: Path, policy: str) -> None:
     if policy_class(policy).needs:
         pytest.skip("needs arrays that this trace does not have")
-    data = reported(said, "replay", trace, "--policy", policy, "--cache", "10", "--batch", "2")
+    data = reported(said, "replay", trace, "--policy", policy, "--cache", "10", "--batch", "2", "--loop", "eager")
     assert set(data) >= REPORT_FIELDS
     assert data["policy"] == policy
     assert data["clock"] == "simulated"
@@ -37,7 +37,7 @@ def test_a_report_has_every_field_and_adds_up(said: Any, trace: Path, policy: st
     assert set(data["gpu_bytes"]) == {"experts", "resident_model", "policy", "kv"}
     told = data["provenance"]
     assert {"trace", "trace_sha256", "model", "hardware", "code", "seed"} <= set(told)
-    assert (told["model"], told["hardware"], told["seed"]) == ("toy", "l40", 0)
+    assert (told["model"], told["hardware"], told["seed"]) == ("toy", "l40 with loop eager", 0)
     assert len(told["trace_sha256"]) == 64
     assert data["settings"]["cache"] == "10 slots = 31.2% of all experts = 480.00 KiB", "echoed in all three units"
     assert data["settings"]["cache_bytes"] == 10 * EXPERT
