@@ -49,7 +49,8 @@ class FreeToken(HostingPolicy):
                 for read in (host.shared_ns, host.read_ns)
             )
             for missing in range(1, n_experts + 1):
-                ends = np.maximum(number[: missing + 1] * copy, number[missing::-1] * shared)
-                ends[0] = missing * alone
+                on_host = number[missing::-1]
+                ends = np.maximum(number[: missing + 1] * copy, on_host * shared + (on_host > 0) * host.call_ns)
+                ends[0] = missing * alone + host.call_ns
                 copied[layer, missing] = int(ends.argmin())
         return replace(host, copied=copied)
