@@ -116,7 +116,8 @@ def validate(trace: TracePath, /, *more: MoreTraces, options: ValidateOptions) -
         --policies on-demand lru clairvoyant
     python -m realrun validate traces/mixtral_law.npz -o out --policies lru \
         --device cpu --scale 64 --steps 5
-    python -m realrun validate traces/qwen3_*.npz -o out --policies all --draw 12 --seed 1
+    python -m realrun validate traces/qwen3_*.npz -o out --policies all \
+        --draw 12 --seed 1
     ```
     """
     from realrun.validate.pairs import validate_command
