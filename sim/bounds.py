@@ -1,6 +1,6 @@
 """What no policy can beat: the time to compute with everything resident, and the bytes that must cross the link.
 
-A policy that computes experts elsewhere than on the GPU is outside these bounds. It has one of its own (`joint_bounds`):
+A policy that computes experts elsewhere than on the GPU is outside these bounds. It has others (`joint_bounds`):
 whatever is not kept must cross the link or be computed on the host, and both together do only so much in a second.
 """
 

@@ -35,6 +35,7 @@ class Schedule:
             together, before it begins. None: every step is a round.
         moved: whether a row's sequence was in another batch before, so that what it has cached moves, one of ``rows``
             each. None: nobody moves.
+        goes_on: whether a step goes on with the prompt of the step before it (S,) bool. None: prompts run whole.
     """
 
     phase: np.ndarray
@@ -42,11 +43,17 @@ class Schedule:
     rows: np.ndarray
     begin: np.ndarray | None = None
     moved: np.ndarray | None = None
+    goes_on: np.ndarray | None = None
 
     @property
     def n_steps(self) -> int:
         """Steps of the run, S."""
         return len(self.phase)
+
+    @property
+    def part(self) -> np.ndarray:
+        """``goes_on``, of whatever schedule."""
+        return np.zeros(self.n_steps, bool) if self.goes_on is None else self.goes_on
 
 
 def sequence_parts(trace: Trace) -> list[tuple[int, int, int]]:
@@ -56,24 +63,29 @@ def sequence_parts(trace: Trace) -> list[tuple[int, int, int]]:
     return list(zip(bounds[:-1].tolist(), decode_from.tolist(), bounds[1:].tolist(), strict=True))
 
 
-def batched(trace: Trace, batch: int) -> Schedule:
+def batched(trace: Trace, batch: int, most_rows: int | None = None) -> Schedule:
     """Closed-loop continuous batching: ``batch`` sequences decode together, and the next prefills as soon as one ends.
 
-    A prefill runs alone, all its tokens passing each layer together; sequences start in the order of the trace.
-    Raises InputError if ``batch`` is not positive.
+    A prefill runs alone, all its tokens passing each layer together, or ``most_rows`` of them at a time, one step after
+    the other; sequences start in the order of the trace. Raises InputError if either number is not positive.
     """
     if batch < 1:
         raise InputError(f"batch: {batch} sequences; give at least 1")
+    if most_rows is not None and most_rows < 1:
+        raise InputError(f"--ubatch {most_rows}; expected at least 1 row")
     waiting = sequence_parts(trace)[::-1]
     phase: list[int] = []
     steps: list[list[int]] = []
+    goes_on: set[int] = set()
     active: list[list[int]] = []
     while waiting or active:
         while waiting and len(active) < batch:
             begin, decode, end = waiting.pop()
-            if decode > begin:
+            for first in range(begin, decode, most_rows or max(1, decode - begin)):
+                if first > begin:
+                    goes_on.add(len(steps))
                 phase.append(PREFILL)
-                steps.append(list(range(begin, decode)))
+                steps.append(list(range(first, min(decode, first + (most_rows or decode)))))
             if end > decode:
                 active.append([decode, end])
         if active:
@@ -83,7 +95,9 @@ def batched(trace: Trace, batch: int) -> Schedule:
                 slot[0] += 1
             active = [slot for slot in active if slot[0] < slot[1]]
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in steps])])
-    return Schedule(np.array(phase, np.int64), offsets, np.array([row for s in steps for row in s], np.int64))
+    rows = np.array([row for s in steps for row in s], np.int64)
+    parts = np.isin(np.arange(len(steps)), list(goes_on)) if goes_on else None
+    return Schedule(np.array(phase, np.int64), offsets, rows, goes_on=parts)
 
 
 @dataclass(frozen=True)
@@ -250,22 +264,23 @@ def cached_tokens(trace: Trace, schedule: Schedule) -> np.ndarray:
 
 
 def _gpu_times(
-    costs: Costs, rows: np.ndarray, context: np.ndarray, tokens: np.ndarray, layer: np.ndarray
+    costs: Costs, schedule: Schedule, context: np.ndarray, tokens: np.ndarray, layer: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Times of a `Workload`: of steps by ``rows`` and ``context`` (S,), of experts by ``tokens`` and ``layer`` (N,)."""
+    """Times of a `Workload`: of steps with ``context`` (S,), of experts by ``tokens`` and ``layer`` (N,)."""
+    rows, part = np.diff(schedule.offsets), schedule.part
     return {
-        "layer_ns": costs.layer_ns(rows, context).reshape(-1),
+        "layer_ns": costs.layer_ns(rows, context, part).reshape(-1),
         "shared_ns": costs.shared_ns(rows).reshape(-1),
         "expert_ns": costs.expert_ns(tokens, layer),
-        "head_ns": costs.head_ns(rows, context),
+        "head_ns": costs.head_ns(rows, context, part, ~np.append(part[1:], False)),
     }
 
 
 def without_loop(work: Workload, trace: Trace, model: ModelSpec, hardware: Hardware) -> Workload:
     """``work`` if bytes and arithmetic alone took time, launching and waiting none; by the formula for all blocks."""
-    rows, layer = np.diff(work.schedule.offsets), work.expert // work.n_experts
-    context = cached_tokens(trace, work.schedule)
-    times: dict[str, Any] = _gpu_times(Costs(model, hardware.without_loop()), rows, context, work.tokens, layer)
+    layer, context = work.expert // work.n_experts, cached_tokens(trace, work.schedule)
+    bare = Costs(model, hardware.without_loop())
+    times: dict[str, Any] = _gpu_times(bare, work.schedule, context, work.tokens, layer)
     return replace(work, **times, launch_ns=0, awaited_ns=None, beside_copy_ns=0, split_wave_ns=None, host_thread=None)
 
 
@@ -304,7 +319,7 @@ def workload(trace: Trace, model: ModelSpec, hardware: Hardware, schedule: Sched
         offsets=np.searchsorted(call, np.arange(n_steps * n_layers + 1)),
         expert=layer_of * n_experts + expert,
         tokens=tokens.astype(np.int64),
-        **_gpu_times(costs, rows_of, context, tokens, layer_of),
+        **_gpu_times(costs, schedule, context, tokens, layer_of),
         activations=activations,
         expert_bytes=tuple(model.expert_bytes),
         copy_ns=tuple(hardware.copy_ns(size) + costs.handover_ns for size in model.expert_bytes),

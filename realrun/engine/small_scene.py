@@ -24,6 +24,8 @@ def small_scene(options: SceneOptions, scale: int, steps: int | None, *, learns:
     """
     if options.regroup is not None or options.pipeline != "sequential":
         raise InputError("--regroup, --pipeline: a real run predicts as its steps begin and regroups nothing")
+    if options.ubatch is not None:
+        raise InputError("--ubatch: real runs serve prompts whole; expected none")
     here = scene_of(options if scale == 1 else replace(options, cache="100%"), learns=learns)
     if scale != 1:
         here = with_model(here, scaled(here.model, scale), options.cache)

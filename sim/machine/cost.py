@@ -31,7 +31,8 @@ class Costs:
     Notation: S layer calls (one for each decode step or prefill), L routed layers. ``tokens`` is the number of rows
     that a call carries (the batch in decode, the prompt length in prefill), ``context`` the number of cached tokens of
     all its sequences together, the new ones included. A call whose context equals its tokens is a prefill: its rows
-    have nothing but each other to attend to.
+    have nothing but each other to attend to. A call that goes on with a prompt, part of which is cached (``part``, (S,)
+    bool, of no call by default), is charged the pairs of its own rows with all before them.
     """
 
     def __init__(self, model: ModelSpec, hardware: Hardware) -> None:
@@ -70,19 +71,21 @@ class Costs:
         """The same in whole nanoseconds."""
         return int(_whole(np.array(self._loop_us(name) * 1e3)))
 
-    def layer_ns(self, tokens: ArrayLike, context: ArrayLike) -> np.ndarray:
+    def layer_ns(self, tokens: ArrayLike, context: ArrayLike, part: ArrayLike = False) -> np.ndarray:
         """Time of each call before the route of each routed layer is known, (S,) and (S,) to (S, L).
 
         Attention and router of the routed layer, all dense layers since the routed layer before it, for the first one
         the embedding, and the host's wait for the router's answer where the profile says that it waits.
         """
         rows, cached = _rows(tokens), _rows(context)
+        prompt = (cached == rows) | np.asarray(part)
         total = np.zeros((len(rows), self.model.routed_layers))
         first = 0
         for column, layer in enumerate(self.model.moe_layers):
             for dense in range(first, layer):
-                total[:, column] += self._dense_layer(rows, cached, dense)
-            total[:, column] += self._attention(rows, cached, layer, self.model.router_parameters) + self._wait_ns
+                total[:, column] += self._dense_layer(rows, cached, prompt, dense)
+            total[:, column] += self._attention(rows, cached, prompt, layer, self.model.router_parameters)
+            total[:, column] += self._wait_ns
             first = layer + 1
         # A look-up of one row a token: bytes only, its launch is in the first layer's floor.
         total[:, 0] += rows * (self.model.embedding_table_bytes / self.model.vocab) * self._memory_ns
@@ -132,20 +135,23 @@ class Costs:
             return None
         return np.where((count > 0) & (count < top_k), self.awaited_extra_ns * (top_k - count) // (top_k - 1), 0)
 
-    def head_ns(self, tokens: ArrayLike, context: ArrayLike | None = None) -> np.ndarray:
+    def head_ns(
+        self, tokens: ArrayLike, context: ArrayLike | None = None, part: ArrayLike = False, ends: ArrayLike = True
+    ) -> np.ndarray:
         """Time of each call after its last routed layer, (S,) to (S,): dense layers that follow it, then the LM head.
 
         With ``context`` a prefill is known as such and its head runs on the last row alone; without, the head runs on
-        every row and trailing dense layers read no cache.
+        every row and trailing dense layers read no cache. There is none where a prompt goes on: ``ends`` (S,) False.
         """
         rows = _rows(tokens)
         cached = np.zeros(len(rows)) if context is None else _rows(context)
+        prompt = (cached == rows) | np.asarray(part)
         total = np.zeros(len(rows))
         for layer in range(self.model.moe_layers[-1] + 1, self.model.layers):
-            total += self._dense_layer(rows, cached, layer)
-        logits = np.where(cached == rows, 1.0, rows)
+            total += self._dense_layer(rows, cached, prompt, layer)
+        logits = np.where(prompt, 1.0, rows)
         weights = self.model.vocab * self.model.hidden
-        total += self._block(self.model.head_bytes, 2.0 * logits * weights, 0.0)
+        total += np.where(ends, self._block(self.model.head_bytes, 2.0 * logits * weights, 0.0), 0.0)
         return _whole(total)
 
     def move_ns(self, tokens: ArrayLike, sequences: ArrayLike) -> np.ndarray:
@@ -171,49 +177,54 @@ class Costs:
             return formula
         return np.where(np.equal(size, 2 * parameters), along(measured, rows), formula)
 
-    def _dense_layer(self, rows: np.ndarray, cached: np.ndarray, layer: int) -> np.ndarray:
+    def _dense_layer(self, rows: np.ndarray, cached: np.ndarray, prompt: np.ndarray, layer: int) -> np.ndarray:
         ffn = self._ffn(rows, self.model.dense_parameters, self.model.ffn_bytes(layer))
-        return self._attention(rows, cached, layer, 0) + ffn
+        return self._attention(rows, cached, prompt, layer, 0) + ffn
 
-    def _attention(self, rows: np.ndarray, cached: np.ndarray, layer: int, router: int) -> np.ndarray:
+    def _attention(
+        self, rows: np.ndarray, cached: np.ndarray, prompt: np.ndarray, layer: int, router: int
+    ) -> np.ndarray:
         """Attention of one layer, or what stands in its place, and its router if it has one.
 
         Bytes: the weights, the cached keys and values that are read, the new ones that are written, and a state, read
         and written for each sequence. FLOPs: two for each weight and row, two for each multiply-add of a row with its
-        state and of a (query, key) pair, of which a prompt of n has n (n + 1) / 2. A window bounds what a row reads;
+        state and of a (query, key) pair, of which a prompt of n has n (n + 1) / 2, and the part of it that begins with
+        m cached as many fewer as one of m has. A window bounds what a row reads;
         with several sequences in a call it is applied to their sum. An index bounds it likewise, but scores all pairs
         and reads all of its keys. A prompt that either bounds takes the cheaper of two ways: all pairs with keys and
         values expanded, or the pairs that count with these as cached (DeepSeek-V3.2, arXiv 2512.02556, has both).
         """
         attention, window = self.model.attention_of(layer), self.model.windows[layer] or math.inf
         weights = self.model.attention_parameters(layer)
-        prefill = cached == rows
         if self._layer is not None and router:
-            return self._measured_attention(self._layer, rows, cached, prefill)
-        read = np.minimum(cached, rows * window)
-        reach = np.minimum(rows, window)
-        every = np.where(prefill, rows * (rows + 1) / 2, cached)
-        pairs = np.where(prefill, reach * (reach + 1) / 2 + (rows - reach) * reach, read)
-        work = np.where(prefill, every * attention.prefill_width, read * attention.decode_width)
+            return self._measured_attention(self._layer, rows, cached, prompt)
+        before = cached - rows
+        read = np.minimum(cached, np.where(prompt, rows - 1 + window, rows * window))
+        every = np.where(prompt, _pairs(cached) - _pairs(before), cached)
+        pairs = np.where(prompt, _pairs(cached, window) - _pairs(before, window), read)
+        work = np.where(prompt, every * attention.prefill_width, read * attention.decode_width)
         if window < math.inf:
             work = np.minimum(work, pairs * attention.decode_width)
         work += every * attention.index_width
         size = self.model.attention_bytes(layer) + (self.model.router_bytes(layer) if router else 0)
         moved = size + (read + rows) * self.model.kv_bytes(attention.kv_width)
         moved += (cached + rows) * self.model.kv_bytes(attention.index_kv_width)
-        moved += np.where(prefill, 1, rows) * 2 * attention.state_bytes
+        moved += np.where(prompt, 1, rows) * 2 * attention.state_bytes
         flops = 2.0 * rows * (weights + router + attention.state_width) + 2.0 * work
         return self._block(moved, flops, self._layer_floor_ns)
 
-    def _measured_attention(
-        self, layer: Layer, rows: np.ndarray, cached: np.ndarray, prefill: np.ndarray
-    ) -> np.ndarray:
+    def _measured_attention(self, layer: Layer, rows: np.ndarray, cached: np.ndarray, prompt: np.ndarray) -> np.ndarray:
         """Of one routed layer: a prompt by its rows; decode rows by the tokens cached for them all, weights read once.
 
-        What more rows add to decode is what they add to a prompt, beyond its first measured point.
+        What more rows add to decode is what they add to a prompt, beyond its first measured point. A prompt's part
+        takes what the prompt up to its end takes more than that up to its beginning, and no less than its rows alone.
         """
-        more = along(layer.prefill, rows) - layer.prefill.points[0][1]
-        return np.where(prefill, along(layer.prefill, rows), along(layer.decode, cached) + more)
+        alone = along(layer.prefill, rows)
+        more = alone - layer.prefill.points[0][1]
+        added = along(layer.prefill, cached) - along(layer.prefill, cached - rows)
+        return np.where(
+            prompt, np.maximum(alone, np.where(cached > rows, added, 0.0)), along(layer.decode, cached) + more
+        )
 
 
 def along(curve: Curve, at: ArrayLike) -> np.ndarray:
@@ -235,6 +246,12 @@ def _measured_layer(model: ModelSpec, hardware: Hardware) -> Layer | None:
         return None
     want = (model.hidden, model.attention.shape, model.experts)
     return next((one for one in hardware.layer if (one.hidden, one.attention, one.experts) == want), None)
+
+
+def _pairs(rows: np.ndarray, window: float = math.inf) -> np.ndarray:
+    """Pairs of a row of a prompt with itself and those before it, up to a window."""
+    reach = np.minimum(rows, window)
+    return np.asarray(reach * (reach + 1) / 2 + (rows - reach) * reach)
 
 
 def _rows(count: ArrayLike) -> np.ndarray:

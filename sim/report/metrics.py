@@ -178,8 +178,9 @@ def _latencies(work: Workload, finish: np.ndarray, begin: np.ndarray) -> tuple[n
     that in its time between tokens.
     """
     schedule = work.schedule
-    prefills = np.flatnonzero(schedule.phase == PREFILL)
-    ttft = (finish - begin)[prefills]
+    first = np.flatnonzero((schedule.phase == PREFILL) & ~schedule.part)
+    last = np.flatnonzero((schedule.phase == PREFILL) & ~np.append(schedule.part[1:], False))
+    ttft = finish[last] - begin[first]
     sequence_end: dict[int, int] = {}
     gaps: list[int] = []
     rows, offsets, ends, starts = schedule.rows.tolist(), schedule.offsets.tolist(), finish.tolist(), begin.tolist()

@@ -37,7 +37,8 @@ def heading(report: Report, runs: int = 1) -> Text:
     if report.clock == "measured":  # what is charged is then for the policies' plans alone
         costs = f"on {p['device']}; plans made with {costs}"
     text.append(f"\n  {costs}")
-    text.append(f"\n  cache {s['cache']}; batch {s['batch']}, split {s['split']}")
+    rows = f", ubatch {s['ubatch']}" if "ubatch" in s else ""
+    text.append(f"\n  cache {s['cache']}; batch {s['batch']}{rows}, split {s['split']}")
     if s["regroup"] or s["pipeline"] != "sequential":
         ahead = " (clairvoyant: recorded tokens are fed ahead)" if s["pipeline"] == "clairvoyant" else ""
         text.append(f"\n  regroup {s['regroup'] or 'no'}, pipeline {s['pipeline']}{ahead}")

@@ -62,7 +62,7 @@ def _sequences(scene: Scene) -> list[Scene]:
     """A scene of each sequence, in the order in which they run."""
     traces = (scene.trace.take(np.array([number])) for number in range(scene.trace.n_sequences))
     return [
-        replace(scene, trace=trace, work=workload(trace, scene.model, scene.hardware, batched(trace, 1)))
+        replace(scene, trace=trace, work=workload(trace, scene.model, scene.hardware, batched(trace, 1, scene.ubatch)))
         for trace in traces
     ]
 

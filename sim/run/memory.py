@@ -129,17 +129,20 @@ def activation_bytes(model: ModelSpec, rows: int = ROWS) -> int:
 
 def memory_of(
     trace: Trace, schedule: Schedule, model: ModelSpec, hardware: Hardware, batch: int, context: int | None = None,
-    reserve: str | None = None,
+    reserve: str | None = None, most: int | None = None,
 ) -> Memory:  # fmt: skip
-    """What the memory of ``hardware`` is for in a run. Raises InputError for a context that a sequence outgrows."""
+    """What the memory of ``hardware`` is for in a run that computes ``most`` rows at once (`ROWS`).
+
+    Raises InputError for a context that a sequence outgrows.
+    """
     longest = int(trace.position.max()) + 1
     if context is not None and context < longest:
         raise InputError(f"--context {context}: a sequence of the trace has {longest} tokens; expected at least that")
     sequences = peak_cache(trace, schedule)[1]
     if context is None:
-        rows, kv = min(ROWS, int(np.diff(schedule.offsets).max())), cache_bytes(trace, schedule, model)
+        rows, kv = min(most or ROWS, int(np.diff(schedule.offsets).max())), cache_bytes(trace, schedule, model)
     else:
-        rows = min(ROWS, context)
+        rows = min(most or ROWS, context)
         sequences = max(batch, sequences)
         kv = kept_bytes(model, sequences, context)
     return Memory(

@@ -130,6 +130,8 @@ def prepare(
     regroups = scene.regroup in BY_PREDICTION
     if regroups and not plan.prediction.ahead:  # else the plan has them
         plan = replace(plan, gpu_bytes=plan.gpu_bytes + scene.software.table_bytes(_path_weights(scene)))
+    if scene.ubatch is not None and plan.prediction.prompt_ns:
+        raise InputError(f"policy {kind.name}: it predicts once a prompt, and --ubatch runs prompts in parts")
     terms = settle_for(kind, scene.work, plan, scene.budget, discipline, chunks)
     terms = replace(terms, preparation=_preparation(scene, plan))
     if foresees(plan.eviction) and not kind.clairvoyant:
@@ -220,6 +222,7 @@ def report(
         "engine": engine, "regroup": scene.regroup, "pipeline": scene.pipeline,
         "set": {name: run.parameters[name] for name in run.given if name in run.parameters},
         "reference": reference(run.policy, plan, scene),
+        **({"ubatch": scene.ubatch} if scene.ubatch is not None else {}),
     }  # fmt: skip
     # A reference that holds more experts is not held to what a smaller memory must move.
     bound = bound or scene.bound
@@ -229,10 +232,10 @@ def report(
         bound = replace(bound, **{name: getattr(larger, name) for name in names})
     if plan.everything_resident:
         bound = replace(bound, link_bytes=0, decode_link_bytes=0, decode_hit_ratio=None)
+    joint = None if plan.host is None else scene.joint_bound(plan.host)
     return report_of_log(
-        scene.work, log, bound if plan.host is None else None,
-        joint=None if plan.host is None else scene.joint_bound(plan.host), policy=run.policy.name, parameters=dict(run.parameters),
-        gpu_bytes=gpu, clock=clock, provenance=_provenance(scene), settings=settings,
+        scene.work, log, bound if joint is None else None, joint=joint, policy=run.policy.name,
+        parameters=dict(run.parameters), gpu_bytes=gpu, clock=clock, provenance=_provenance(scene), settings=settings,
         notes=[*_notes(scene, plan, gpu), *notes],
     )  # fmt: skip
 

@@ -80,13 +80,16 @@ class Scene:
     """How much of predicting and regrouping runs beside steps."""
     kv_more: int = 0
     """Bytes that sequences in flight beyond one batch take for keys, values and states; ``budget`` is without them."""
+    ubatch: int | None = None
+    """Rows of a prompt that run in one step, at most; None where prompts run whole."""
     memory: Memory | None = None
     """What the card's memory is for, where a person asked for what it leaves, or for room for a context."""
 
     def with_cache(self, cache: str) -> "Scene":
         """The same with a cache as a person writes it. Raises InputError for one that holds no expert."""
         if cache.strip().lower() == AUTO:
-            memory = self.memory or memory_of(self.trace, self.work.schedule, self.model, self.hardware, self.batch)
+            run = self.trace, self.work.schedule, self.model, self.hardware, self.batch
+            memory = self.memory or memory_of(*run, most=self.ubatch)
             return replace(self, budget=memory.fitting(self.model, self.hardware.name), memory=memory, kv_more=0)
         size, sizes = parse_capacity(cache, self.model.expert_bytes, self.model.experts), self.model.expert_bytes
         if size - self.kv_more < max(sizes):
@@ -135,6 +138,7 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "profile": (tuple | None, "a tuple of paths"),
     "split": (str, "profile, eval or all"),
     "batch": (int, "a whole number"),
+    "ubatch": (int | None, "a whole number"),
     "regroup": (str | None, f"one of {', '.join(REGROUPS)}"),
     "pipeline": (str, f"one of {', '.join(PIPELINES)}"),
     "seed": (int, "a whole number"),
@@ -200,6 +204,7 @@ class SceneOptions:
     ] = None
     split: Split = "eval"
     batch: Annotated[WholeNumber, Help("sequences that decode together")] = 1
+    ubatch: Annotated[WholeNumber | None, Help("rows of a prompt that run at once (-ub); default: all of them")] = None
     regroup: Annotated[
         Regroup | None,
         Help(
@@ -308,21 +313,23 @@ def scene_of(
     here = Scene(
         traces.chosen, traces.profile, model, hardware, software, 0, options.batch, options.split, options.seed,
         work, notes=tuple(dict.fromkeys([*notes, *traces.doubts])), regroup=options.regroup, pipeline=options.pipeline,
-        kv_more=kv_more,
+        kv_more=kv_more, ubatch=options.ubatch,
     )  # fmt: skip
     if options.context is not None or options.reserve is not None:
-        asked = options.batch, options.context, options.reserve
+        asked = options.batch, options.context, options.reserve, options.ubatch
         here = replace(here, memory=memory_of(traces.chosen, schedule, model, hardware, *asked))
     return here.with_cache(options.cache)
 
 
 def _scheduled(trace: Trace, model: ModelSpec, options: SceneOptions) -> tuple[Schedule, int]:
     """The order of steps, and the bytes that its sequences have cached at most beyond those of one batch."""
-    plain = batched(trace, options.batch)
+    plain = batched(trace, options.batch, options.ubatch)
     if options.regroup is None:
         if options.pipeline == "dual-batch":
             raise InputError("--pipeline dual-batch: needs two batches in lockstep; expected --regroup with it")
         return plain, 0
+    if options.ubatch is not None:
+        raise InputError("--ubatch: prompts of batches in lockstep run whole; expected no --regroup")
     pairs = 2 if options.pipeline == "dual-batch" else 1
     schedule = lockstep(trace, options.batch, options.regroup, pairs=pairs, seed=options.seed)
     return schedule, max(0, cache_bytes(trace, schedule, model) - cache_bytes(trace, plain, model))
@@ -376,6 +383,8 @@ def lacking(scene: Scene, kind: type[Policy]) -> str | None:
     if missing:
         way = f"; {PREDICTING}" if missing[0] in PREDICTED else ""
         return f"the trace {scene.trace.source} has no array {missing[0]}, which it needs{way}"
+    if scene.ubatch is not None and "prefill_embeddings" in kind.needs:
+        return "it reads whole prompts, and --ubatch runs them in parts"
     if kind.learns and not scene.profile:
         return f"it learns from a profile split and {scene.trace.source} has none; name traces with --profile"
     return None
