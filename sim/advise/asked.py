@@ -92,7 +92,10 @@ def routed(asked: Asked) -> Routing:
 
 
 def _model(asked: Asked) -> ModelSpec:
-    return in_precision(model_spec(asked.model), asked.quant, asked.kv)
+    model = model_spec(asked.model)
+    if model.encoder_layers:
+        raise InputError(f"--model {asked.model}: has an encoder; expected a decoder alone, which the engines serve")
+    return in_precision(model, asked.quant, asked.kv)
 
 
 def scene(asked: Asked, routes: Routing, hardware: Hardware | None = None) -> Scene:

@@ -96,6 +96,8 @@ def test_what_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixt
     assert main(command) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert "would fit: --context" in line
+    assert main(["advise", "--model", "switch-base-32", "--hardware", "rtx-3060"]) == 2
+    assert "expected a decoder alone" in capsys.readouterr().err
 
 
 def test_the_command_says_how_sure_it_is_and_whose_routing_it_is(capsys: pytest.CaptureFixture[str]) -> None:
