@@ -213,7 +213,7 @@ class Host:
     With ``stream_from`` it is the rows of the step that decide: those of a step of so many rows or more are demanded,
     all others run on the host. ``copied`` (L, E + 1) int64 splits a call: of n experts that would run on the host, the
     first ``copied[layer, n]`` are demanded. ``insert`` is how many experts that ran on the host are requested in each
-    step, for the next visit of their layer.
+    step, ``insert_each`` how many in each call of it, for the next visit of their layer.
 
     Experts in ``reserved`` (N,) int64, flat and rising, have a slot each in the budget, which no other expert is given.
     They come there as all experts do, by request or demand.
@@ -228,6 +228,7 @@ class Host:
     stream_from: int | None = None
     copied: np.ndarray | None = None
     insert: int = 0
+    insert_each: int = 2**31 - 1
     call_ns: int = 0
 
     def check(self, n_layers: int, n_experts: int, n_steps: int) -> None:
@@ -236,7 +237,7 @@ class Host:
             check_integers(f"host.{name}", getattr(self, name), length=n_layers, end=2**40 + 1)
         check_integers("host.reserved", self.reserved, end=n_layers * n_experts, rising=True)
         check_switch("host.beside", self.beside)
-        for name in ("stream_from", "insert", "call_ns"):
+        for name in ("stream_from", "insert", "insert_each", "call_ns"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value < 2**31):
                 raise PlanError(f"host.{name} is {value!r:.40}; expected a whole number from 0 on")

@@ -225,7 +225,7 @@ def _insert(m: Any, call: int) -> None:
         m.inserted = 0
     count, before = 0, issued(m)
     for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
-        if byte_at(m.found, i).n == HOSTED and m.inserted < m.insert:
+        if byte_at(m.found, i).n == HOSTED and m.inserted < m.insert and count < m.insert_each:
             request(m, number_at(m.expert, i).n, call + m.n_layers, call)
             m.inserted += 1
             count += 1

@@ -123,7 +123,7 @@ _OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ b
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
            "n_steps", "waits", "parts", "moves", "prepares", "host_acts", "yields", "splits",
-           "insert", "host_call")  # fmt: skip
+           "insert", "insert_each", "host_call")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
@@ -263,6 +263,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "beside": plan.host is not None and plan.host.beside,
         "splits": plan.host is not None and plan.host.copied is not None,
         "insert": plan.host.insert if plan.host is not None else 0,
+        "insert_each": plan.host.insert_each if plan.host is not None else 0,
         "host_call": plan.host.call_ns if plan.host is not None else 0,
         "n_steps": n_steps,
         "n_slots": n_slots,

@@ -60,7 +60,7 @@ class LayerCalls:
         self._next_call: list[int] = []
         self._to_host = bytearray()
         self._copied = plan.host.copied.tolist() if plan.host is not None and plan.host.copied is not None else None
-        self._insert = plan.host.insert if plan.host is not None else 0
+        self._insert, self._each = (plan.host.insert, plan.host.insert_each) if plan.host is not None else (0, 0)
         self._inserted = 0
         if work is None:
             return
@@ -127,7 +127,7 @@ class LayerCalls:
         """Those of the running call's experts on the host that are to be requested for their next visit."""
         if not self._insert:
             return []
-        chosen = [needed[i - first] for i in self.hosted[: self._insert - self._inserted]]
+        chosen = [needed[i - first] for i in self.hosted[: min(self._insert - self._inserted, self._each)]]
         self._inserted += len(chosen)
         return chosen
 

@@ -44,7 +44,7 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "least-stale": [{}, {"scope": "layer"}],
     "mrs": [{}, {"scope": "layer"}],
     "n-cpu-moe": [{}, {"side": "last", "stream_from": 2}, {"beside": False}],
-    "lru-host": [{}, {"cap": 1, "scope": "all", "eviction": "least-stale"}, {"cap": 0}, {"stream_from": 1}],
+    "lru-host": [{}, {"cap": 1, "scope": "all", "eviction": "least-stale"}, {"cap": 9, "each": 1}, {"stream_from": 1}],
     "kt": [{}, {"place": "frequency"}, {"place": "front-loading", "stream_from": 2}],
     "freetoken": [{}, {"eviction": "lfru"}, {"host_gbps": 0.05, "shared_gbps": 0.01}, {"beside": False}],
     "cache-moe": [
@@ -377,6 +377,7 @@ def _host(rng: np.random.Generator, work: Workload) -> Host:
         stream_from=int(rng.integers(0, 5)) if rng.random() < 0.5 else None,
         copied=split if rng.random() < 0.3 else None,
         insert=int(rng.integers(0, 4)) if rng.random() < 0.5 else 0,
+        insert_each=int(rng.integers(0, 3)),
         call_ns=int(rng.choice([0, 0, int(copies.max()) // 3])),
     )  # fmt: skip
 
