@@ -5,8 +5,8 @@ do, so many requests are made for experts that are there and so many for others;
 differ. What a token takes beyond its kernels and waits then rises with both: that is the time of a request that issues
 no copy, and of one that does. No trace is used, so none is spoiled for validation.
 
-Other acts cannot be told apart in whole runs. Handing a copy over happens while others move, or is part of
-``handover_us``; looking up and launching are part of ``route_wait_us`` and ``launch_us``. They are given no time here.
+What the host does on demand is fitted by ``realrun.calibrate.demand_acts``. Looking up cannot be told from what every
+layer takes: ``route_wait_us`` and ``launch_us`` hold it.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,7 @@ from ground.files import atomic_path, keep_apart
 from ground.text import printable
 from realrun.calibrate.block_tables import Blocks, ffn_tables, layer_tables, not_charged
 from realrun.calibrate.copies import buffers, copy_times, shared_rates
+from realrun.calibrate.demand_acts import demand_acts
 from realrun.calibrate.host_acts import host_acts
 from realrun.calibrate.hosted_times import HostedRates, hosted_times
 from realrun.calibrate.layer_times import charged, kind
@@ -188,7 +189,9 @@ def _loops(
     Of several models with the same layers the first one's is given. What was timed ``earlier`` counts where it took
     less. What the engine cannot run here, or the device cannot hold, is left out and said.
     """
-    hardware, models = Hardware.from_dict(profile), list(models)
+    # Without the host's thread: what it takes of a call is fitted beside these figures, not part of them.
+    software = {name: value for name, value in profile["software"].items() if name != "host_thread"}
+    hardware, models = Hardware.from_dict(profile | {"software": software}), list(models)
     layers = {(table["hidden"], table["attention"], table["experts"]): table for table in profile["layer"]}
     found = dict(earlier or {})
     for model in models:
@@ -213,18 +216,21 @@ def _host_thread(parts: Parts, models: Iterable[ModelSpec], hardware: Hardware, 
     if not several:
         return {}
     model = max(several, key=lambda one: one.routed_layers * one.experts / one.expert_bytes[0])
-    acts = parts.try_to("requests", lambda: host_acts(parts.machine, model, hardware))
-    if acts is None:
-        return {}
-    spreads = {"request_ns": acts.request_spread, "drop_ns": acts.drop_spread}
+    found: dict[str, tuple[float, tuple[float, float]]] = {}
+    details = Table()
+    if (acts := parts.try_to("requests", lambda: host_acts(parts.machine, model, hardware))) is not None:
+        found |= {"request_ns": (acts.request_ns, acts.request_spread), "drop_ns": (acts.drop_ns, acts.drop_spread)}
+        details["missed_us"] = round(acts.missed_us, 1)
+    if (demands := parts.try_to("launches", lambda: demand_acts(parts.machine, model, hardware))) is not None:
+        found |= {"hand_over_ns": (demands.hand_over_ns, demands.hand_over_spread)}
+        found |= {"launch_ns": (demands.launch_ns, demands.launch_spread)}
+        details["missed_share"] = round(demands.missed, 4)
+    how = f"fitted to runs of {model.name} with random routes"
     profile["software"]["host_thread"] = {
-        name: figure(
-            getattr(acts, name),
-            f"fitted to runs of {model.name} with random routes, {low:.0f} to {high:.0f} in several; {source}",
-        )
-        for name, (low, high) in spreads.items()
+        name: figure(ns, f"{how}, {low:.0f} to {high:.0f} in several; {source}")
+        for name, (ns, (low, high)) in found.items()
     } | {"copies_ahead": PIECES_AHEAD - 1}
-    return {name: list(spread) for name, spread in spreads.items()} | {"missed_us": round(acts.missed_us, 1)}
+    return {name: [round(ns, 1) for ns in spread] for name, (_, spread) in found.items()} | details
 
 
 def _rounded(loop: LoopTimes) -> Table:

@@ -107,6 +107,20 @@ def kick(m: Any) -> None:
     elif m.first_demand != NOBODY and m.yields and not transfer_at(m.transfers, m.running).demand:
         _give_way(m)
     _commit(m)
+    if m.host_acts:
+        expert = m.first_demand
+        while expert != NOBODY:
+            _handed(m, expert)
+            expert = transfer_at(m.transfers, expert).next_demand
+
+
+@inner
+def _handed(m: Any, expert: int) -> int:
+    """When the host has handed that copy over, which it is told to do now unless it was before."""
+    transfer = transfer_at(m.transfers, expert)
+    if m.host_acts and transfer.handed < 0:
+        transfer.handed = hand_over(m)
+    return int(transfer.handed)
 
 
 @inner
@@ -153,6 +167,7 @@ def _new(m: Any, expert: int, prefetch: int, priority: int) -> None:
     transfer.priority = priority
     transfer.phase = m.phase
     transfer.moved = transfer.back_ns = transfer.back_bytes = 0
+    transfer.handed = -1
     transfer.live, transfer.prefetch, transfer.demand, transfer.needed, transfer.started = 1, prefetch, 0, 0, 0
 
 
@@ -246,12 +261,12 @@ def _start_prefetch(m: Any, before: int) -> bool:
 def _run(m: Any, expert: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     transfer.started = 1
-    handed = hand_over(m) if m.host_acts else m.now
+    handed = _handed(m, expert)
     if m.running != NOBODY:
         m.committed = expert
-        transfer.begin = handed
     else:
-        _begin(m, expert, m.now if m.busy_until == m.now else handed)
+        # What follows another at once was handed over while that one moved.
+        _begin(m, expert, 0 if m.busy_until == m.now and not transfer.demand else handed)
 
 
 @inner
@@ -288,7 +303,7 @@ def _land(m: Any) -> None:
         _next(m)
     else:
         following, m.committed = m.committed, NOBODY
-        _begin(m, following, transfer_at(m.transfers, following).begin)
+        _begin(m, following, transfer_at(m.transfers, following).handed)
     _commit(m)
 
 

@@ -63,6 +63,7 @@ TRANSFER = np.dtype(
         ("serial", np.int64),
         ("moved", np.int64),  # ns of body done at the last boundary
         ("begin", np.int64),  # when the present stretch began
+        ("handed", np.int64),  # when the host has handed it over, -1 if it was not told to
         ("late_at", np.int64),  # the last look-up that found it under way
         ("back_ns", np.int64),  # copying those that it evicted to the host, while that is to come
         ("back_bytes", np.int64),

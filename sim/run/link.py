@@ -66,6 +66,14 @@ class Link(LinkQueue):
         elif self._demands and self._yields and not running.demand and running.prefetch:
             self._give_way(running)
         self._commit()
+        for transfer in self._demands if self.host is not None else ():
+            self._handed(transfer)
+
+    def _handed(self, transfer: Transfer) -> int:
+        """When the host has handed ``transfer`` over, which it is told to do now unless it was before."""
+        if self.host is not None and transfer.handed < 0:
+            transfer.handed = self.host.hand_over(self.env.now, self.phase)
+        return transfer.handed
 
     def _commit(self) -> None:
         """Hand over what will follow the running copy, where a copy is handed over ahead: nothing overtakes it then."""
@@ -79,13 +87,12 @@ class Link(LinkQueue):
 
     def _do_start(self, transfer: Transfer) -> None:
         transfer.started = True
-        now, handed = self.env.now, self.env.now
-        if self.host is not None:
-            handed = self.host.hand_over(now, self.phase)
+        handed = self._handed(transfer)
         if self._running is not None:
-            self._committed, transfer.begin = transfer, handed
-            return
-        self._begin(transfer, now if self._busy_until == now else handed)
+            self._committed = transfer
+        else:
+            # What follows another at once was handed over while that one moved.
+            self._begin(transfer, 0 if self._busy_until == self.env.now and not transfer.demand else handed)
 
     def _begin(self, transfer: Transfer, handed: int) -> None:
         """The link turns to ``transfer``, which waits until it has been ``handed`` over."""
@@ -119,7 +126,7 @@ class Link(LinkQueue):
         if following is None:
             self._next()
         else:
-            self._begin(following, following.begin)
+            self._begin(following, following.handed)
         self._commit()
 
     def _progress(self, transfer: Transfer) -> int:

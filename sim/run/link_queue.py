@@ -27,7 +27,7 @@ class Transfer:
     """One expert on its way to the GPU. ``body`` and ``moved`` are in its link's unit of work (`LinkQueue`)."""
 
     __slots__ = (
-        "begin", "body", "demand", "event", "expert", "lead", "leaving", "moved", "needed", "phase",
+        "begin", "body", "demand", "event", "expert", "handed", "lead", "leaving", "moved", "needed", "phase",
         "prefetch", "priority", "serial", "started", "startup",
     )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Transfer:
         self.phase = phase
         self.moved = 0  # units of work done at the last boundary
         self.begin = 0  # when the present stretch began, ns
+        self.handed = -1  # simulated: when the host has handed it over, ns
         self.started = False
         self.leaving: list[int] = []  # whom it evicted, while they are still to be copied to the host
         self.event: Any = None  # the engine's own: tells those who wait that the expert is there

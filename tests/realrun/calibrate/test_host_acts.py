@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from ground.errors import InputError
+from realrun.calibrate import machine_profile
+from realrun.calibrate.demand_acts import DemandActs
 from realrun.calibrate.host_acts import (
     SHARES_DROPPED,
     SHARES_ISSUED,
@@ -90,7 +92,8 @@ def test_a_simulated_host_is_found_again() -> None:
         assert (request_ns, drop_ns) == pytest.approx((times.request_ns, times.drop_ns), rel=0.02)
 
 
-def test_a_real_run_is_fitted_and_put_into_the_profile(tmp_path) -> None:
+def test_a_real_run_is_fitted_and_put_into_the_profile(monkeypatch) -> None:
+    monkeypatch.setattr(machine_profile, "demand_acts", lambda *_: DemandActs(3.0, 4.0, (1.0, 5.0), (2.0, 6.0), 0.01))
     hardware, machine = Hardware.load("h200"), Machine("cpu", 3)
     acts = host_acts(machine, TINY_MOE, hardware, rounds=1, least=1)
     assert acts.request_ns >= 0 and acts.drop_ns >= 0 and acts.request_spread == (acts.request_ns, acts.request_ns)
@@ -99,7 +102,8 @@ def test_a_real_run_is_fitted_and_put_into_the_profile(tmp_path) -> None:
     parts, table = Parts(machine), {"software": {"kind": "CUDA graphs"}}
     model = shrunk(scaled(model_spec("qwen3-30b-a3b"), 64), 10)
     details = _host_thread(parts, [TINY_MOE, model], hardware, table, "seen")
-    assert not parts.left_out and details.keys() == {"request_ns", "drop_ns", "missed_us"}
+    names = ["request_ns", "drop_ns", "hand_over_ns", "launch_ns"]
+    assert not parts.left_out and details.keys() == {*names, "missed_us", "missed_share"}
     thread = table["software"]["host_thread"]
-    assert thread.pop("copies_ahead") == 1
+    assert thread.pop("copies_ahead") == 1 and [*thread] == names
     assert all(figure["measured"] and "random routes" in figure["source"] for figure in thread.values())
