@@ -45,7 +45,10 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "mrs": [{}, {"scope": "layer"}],
     "n-cpu-moe": [{}, {"side": "last", "stream_from": 2}, {"beside": False}],
     "lru-host": [{}, {"cap": 1, "scope": "all", "eviction": "least-stale"}, {"cap": 9, "each": 1}, {"stream_from": 1}],
-    "kt": [{}, {"place": "frequency"}, {"place": "front-loading", "stream_from": 2}],
+    "kt": [
+        {}, {"place": "frequency"}, {"place": "front-loading", "stream_from": 2}, {"dynamic": True, "stream_from": 2},
+        {"dynamic": True, "stream_from": 0},
+    ],
     "freetoken": [{}, {"eviction": "lfru"}, {"host_gbps": 0.05, "shared_gbps": 0.01}, {"beside": False}],
     "cache-moe": [
         {}, {"speculate": 0}, {"speculate": 1}, {"eviction": "perfect-lfu", "scope": "global"}, {"eviction": "lfu"},

@@ -12,7 +12,10 @@ from sim.log import HOSTED, MISS
 from sim.plan import Host, Plan
 from sim.predictors.popularity import counts_by_domain
 from sim.run.host_costs import host_costs
-from tests.support.worlds import World, run_of, worlds
+from sim.workload import batched, workload
+from tests.support.strategies import make_trace
+from tests.support.worlds import World, run_of, toy_machine, toy_model, worlds
+from traces.schema import DECODE
 
 SHORT = settings(max_examples=25)
 
@@ -135,3 +138,23 @@ def test_misses_of_lru_in_each_layer_fall_with_slots(world: World) -> None:
         missed = run_of(here, here.plan("lru", {"scope": "layer"})).log().found >= MISS
         counts.append(np.bincount(work.expert // work.n_experts, missed, minlength=work.n_layers))
     assert (np.diff(counts, axis=0) <= 0).all()
+
+
+def test_kt_keeps_what_each_prompt_used_most() -> None:
+    prompt, decode = [[0], [3], [3], [0], [1]], [[3], [0], [1], [2]]
+    again, then = [[1], [2], [2], [1], [3]], [[1], [2], [0]]
+    routes = np.array([*prompt, *decode, *again, *then])[:, None]
+    phase = [0] * 5 + [1] * 4 + [0] * 5 + [1] * 3
+    trace = make_trace(routes, n_experts=4, sequence=[0] * 9 + [1] * 8, phase=phase)
+    model, machine = toy_model(1, 4, 1, (1_000,)), toy_machine()
+    work = workload(trace, model, machine, batched(trace, 1))
+    world = World(
+        trace, model, machine, 1, work, 3_000
+    )  # room for two and a copied one, here the last that a prompt used
+    log = run_of(world, world.plan("kt", {"dynamic": True, "stream_from": 2})).log()
+    found = log.found[work.lookup_phase == DECODE].tolist()
+    assert [one == HOSTED for one in found] == [False, False, False, True, False, False, True]
+    never = run_of(world, world.plan("kt", {"dynamic": True, "stream_from": 6})).log()
+    assert [one == HOSTED for one in never.found[work.lookup_phase == DECODE].tolist()] == [
+        True, False, False, True, False, True, False,
+    ], "no prompt is that long: the first two stay"  # fmt: skip
