@@ -4,8 +4,9 @@ Its acts are done in the order in which they come up, each in the time that the 
 (``sim.machine.loop_overheads.HostFigures``). The rules, which both engines follow:
 
 - A look-up begins when the host is free; a layer, a head, or an expert that was waited for when it is launched, too.
-- A copy begins when it has been handed over. All demands are handed over when they are made, whoever moves. A prefetch
-  that follows another copy at once was handed over while that one moved: it takes the host's time and waits for nothing.
+- A copy begins when it has been handed over. All demands are handed over when they are made, whatever moves. A
+  prefetch that follows another copy at once was handed over while that one moved: it takes the host's time and waits
+  for nothing.
 - With ``copies_ahead`` the copy that is to follow is chosen and handed over as soon as one begins, or as soon as there
   is any. It has its slot from then on, and nothing overtakes it, nor the one on the link. It begins when that one has
   ended and it has been handed over.

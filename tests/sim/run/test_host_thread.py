@@ -86,9 +86,9 @@ def test_a_slower_host_is_never_faster_on_demand(world: World, times: HostTimes,
         (HostTimes(launch_ns=1000), 7000, 7000, 6800),  # a layer, its two experts, a layer, its two experts, a head
         (HostTimes(look_up_ns=3), 412, 12, 12),
         (HostTimes(hand_over_ns=7), 414, 28, 0),  # the first of each call; the second while that is on the link
-        # 1000 launched, 1006 looked up, 1013 and 1020 handed over, 2020 and 3020 launched, 4020 launched, 4026 looked up,
-        # 4033 and 4040 handed over, 5040 and 6040 launched, 7040 launched. In all this the GPU waits for copies from
-        # 1006 to 1113 and from 4026 to 4133.
+        # 1000 launched, 1006 looked up, 1013 and 1020 handed over, 2020 and 3020 launched; 4020 launched, 4026 looked
+        # up, 4033 and 4040 handed over, 5040 and 6040 launched; 7040 launched. In all this the GPU waits for copies
+        # from 1006 to 1113 and from 4026 to 4133.
         (HostTimes(0, 0, 7, 1000, 3), 7040, 7040, 7040 - 2 * 107),
     ],
 )
