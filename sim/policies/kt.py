@@ -68,8 +68,8 @@ class Kt(HostingPolicy):
         step = prompts[rows[prompts] >= self.parameters.stream_from]
         masks = np.zeros((1 + len(step), view.n_layers, view.n_experts), np.int64)
         masks[0].ravel()[kept] = 1
-        for number, first in enumerate(step.tolist()):
-            masks[number + 1] = self._most_used(view, first, masks[number], len(kept) // view.n_layers)
+        for i, prompt in enumerate(step.tolist()):
+            masks[i + 1] = self._most_used(view, prompt, masks[i], len(kept) // view.n_layers)
         # As a prompt begins what is there counts for little, and from a layer's route on its own choice for more.
         begin = np.append(0, step)
         number, layer = (part.ravel() for part in np.indices((len(begin), view.n_layers)))
