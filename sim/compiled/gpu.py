@@ -5,17 +5,17 @@ Wherever the reference engine yields for a time, ``advance`` lets the link live 
 
 from typing import Any
 
+from sim.compiled.call import begin as begin_call
+from sim.compiled.call import claim, let_go, stream, wave_end
 from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
-from sim.compiled.host_thread import await_device, issued, launch, launched, looked_up, requests, until_launched
+from sim.compiled.host_thread import await_device, launch, launched, looked_up, until_launched
+from sim.compiled.hosting import host_ns, insert, wait_for_host
 from sim.compiled.jit import entry, inlined, inner
-from sim.compiled.link import close, demand, insist, kick, pass_call, request
+from sim.compiled.link import close, kick
 from sim.compiled.machine import (
-    FOREVER,
     LACKING,
     NOBODY,
-    READY,
     UNDER_WAY,
-    byte_at,
     counts_at,
     layer_at,
     moment_at,
@@ -25,10 +25,9 @@ from sim.compiled.machine import (
     task_at,
     transfer_at,
 )
-from sim.compiled.order import needed, share_out, valued
-from sim.compiled.slots import allot, landed, pin, release, unpin
-from sim.log import HOSTED, LATE_IN_FLIGHT, LATE_QUEUED, MISS, PREFETCH_HIT
-from sim.run.slots import ABSENT, LOADING, RESIDENT
+from sim.compiled.order import share_out, valued
+from sim.compiled.slots import allot, landed
+from sim.run.slots import RESIDENT
 from traces.schema import PREFILL
 
 
@@ -40,7 +39,7 @@ def run(m: Any) -> bool:
     for step in range(m.n_steps):
         m.phase = number_at(m.phase_of, step).n
         if m.ring and step == 0:
-            _stream(m, 0)
+            stream(m, 0)
             kick(m)
         if m.prepares:
             _await_preparation(m, step)
@@ -106,34 +105,22 @@ def _call(m: Any, step: int, layer: int) -> bool:
     if m.before_demands and _is_due(m, call + step + 1):
         number_at(m.predict, step).n += _decide(m)
         kick(m)
-    first, size = number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n
     wave = layer_at(m.layers, layer).fit
     if m.host_acts:
-        advance(m, m.now + looked_up(m, size))
-    if size <= wave:
-        _pin_all(m, first, size)
-    hosted = _look_up(m, call)
-    if m.ring or m.insist:
-        insist(m, call, layer)
-    pass_call(m, call, layer)
-    size = _in_order(m, first, size)
-    if size > wave and _wave_end(m, 0, size, wave) < size:
-        _present_first(m, first, number_at(m.offsets, call + 1).n - first)
-        _await(m, _wave_end(m, 0, size, wave), size, 1)
+        advance(m, m.now + looked_up(m, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n))
+    size, hosted = begin_call(m, call, layer)
     busy = number_at(m.shared_ns, call).n
     begin, host_ends = 0, 0
     while begin == 0 or begin < size:  # a call of no experts is a wave of none
-        end = _wave_end(m, begin, size, wave)
-        if begin:
-            _await(m, begin, end, 0)
-        busy += _claim(m, call, begin, end)
+        end = wave_end(m, begin, size, wave)
+        busy += claim(m, call, begin, end)
         if begin == 0:
             _ask(m, step, layer)
         kick(m)
         if m.host_acts:
             launch(m, call, begin, end)
         if begin == 0 and hosted and m.beside:
-            host_ends = m.now + _host_ns(m, call)
+            host_ends = m.now + host_ns(m, call)
         if not _compute(m, call, begin, end, busy):
             return False
         busy = 0
@@ -143,7 +130,7 @@ def _call(m: Any, step: int, layer: int) -> bool:
     if (m.ring or m.insist) and not _wait_for_rest(m, call, layer):
         return False
     if hosted:
-        _wait_for_host(m, call, host_ends if m.beside else m.now + _host_ns(m, call))
+        wait_for_host(m, call, host_ends if m.beside else m.now + host_ns(m, call))
     return True
 
 
@@ -155,50 +142,6 @@ def _wait_for_rest(m: Any, call: int, layer: int) -> bool:
         return False
     number_at(m.stall_late, call).n += m.now - since
     return True
-
-
-@inner
-def _host_ns(m: Any, call: int) -> int:
-    """Time of the call's experts that run on the host, if it begins now."""
-    costs, total = m.host_alone if m.running == NOBODY else m.host_shared, m.host_call
-    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
-        if byte_at(m.found, i).n == HOSTED:
-            total += number_at(costs, i).n
-    return total
-
-
-@inner
-def _wait_for_host(m: Any, call: int, ends: int) -> None:
-    """Stand still until the host is done."""
-    if ends > m.now:
-        number_at(m.stall_host, call).n += ends - m.now
-        advance(m, ends)
-
-
-@inlined
-def _wave_end(m: Any, begin: int, size: int, wave: int) -> int:
-    """Where the wave of pieces that begins at ``begin`` ends: those with reserved slots take no other's."""
-    if not m.host:
-        return min(begin + wave, size)
-    end, room = begin, wave
-    while end < size and (room or slot_at(m.slots, piece_at(m.pieces, end).expert).reserved):
-        room -= 1 - slot_at(m.slots, piece_at(m.pieces, end).expert).reserved
-        end += 1
-    return end
-
-
-@inlined
-def _pin_all(m: Any, first: int, size: int) -> None:
-    """Pin a call of one wave before its look-up, which makes no difference and spares moving residents about."""
-    for i in range(first, first + size):
-        pin(m, number_at(m.expert, i).n)
-
-
-@inner
-def _await(m: Any, begin: int, end: int, awaited: int) -> None:
-    """Pieces ``begin`` to ``end`` wait for their wave, or do so no longer."""
-    for i in range(begin, end):
-        slot_at(m.slots, piece_at(m.pieces, i).expert).awaited = awaited
 
 
 @inlined
@@ -213,104 +156,9 @@ def _ask(m: Any, step: int, layer: int) -> None:
     else:
         streams = m.stream_prefill and m.phase == PREFILL and layer + 1 < m.n_layers
     if streams:
-        _stream(m, call + 1)
+        stream(m, call + 1)
     if m.insert:
-        _insert(m, call)
-
-
-@inner
-def _insert(m: Any, call: int) -> None:
-    """Ask for experts that run on the host now for the next visit of their layer, as many a step as the plan says."""
-    if call % m.n_layers == 0:
-        m.inserted = 0
-    count, before = 0, issued(m)
-    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
-        if byte_at(m.found, i).n == HOSTED and m.inserted < m.insert and count < m.insert_each:
-            request(m, number_at(m.expert, i).n, call + m.n_layers, call)
-            m.inserted += 1
-            count += 1
-    if count:
-        counts_at(m.counts, m.phase).inserted += issued(m) - before
-        requests(m, count, before)
-
-
-@inner
-def _stream(m: Any, call: int) -> None:
-    """Ask for every expert of a call's layer."""
-    first, before = call % m.n_layers * m.n_experts, issued(m)
-    for expert in range(first, first + m.n_experts):
-        request(m, expert, call, call)
-    requests(m, m.n_experts, before)
-
-
-@inlined
-def _look_up(m: Any, call: int) -> int:
-    """Find each needed expert resident, under way or absent; returns how many run on the host."""
-    hosted, to_copy = 0, _to_copy(m, call) if m.splits else 0
-    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
-        expert = number_at(m.expert, i).n
-        slot, transfer = slot_at(m.slots, expert), transfer_at(m.transfers, expert)
-        may_run_there = m.host and slot.state == ABSENT and not transfer.live and number_at(m.to_host, i).n
-        if may_run_there and to_copy:
-            to_copy -= 1
-        elif may_run_there:
-            byte_at(m.found, i).n = HOSTED
-            slot.pinned = 0
-            hosted += 1
-            continue  # it gets no slot, so the rule hears nothing of it
-        needed(m, expert, number_at(m.next_call, i).n if m.foresees else FOREVER)
-        if slot.state == RESIDENT:
-            if not slot.used:
-                byte_at(m.found, i).n = PREFETCH_HIT
-                slot.used = 1
-                if slot.brought:
-                    counts_at(m.counts, slot.brought - 1).useful += 1
-                    slot.brought = 0
-        elif transfer.live:
-            byte_at(m.found, i).n = LATE_IN_FLIGHT if slot.state == LOADING else LATE_QUEUED
-            counts_at(m.counts, transfer.phase).late += 1
-            transfer.late_at = i
-            demand(m, expert)
-        else:
-            byte_at(m.found, i).n = MISS
-    return hosted
-
-
-@inner
-def _to_copy(m: Any, call: int) -> int:
-    """How many of the call's experts that would run on the host are copied instead."""
-    absent = 0
-    for i in range(number_at(m.offsets, call).n, number_at(m.offsets, call + 1).n):
-        expert = number_at(m.expert, i).n
-        there = slot_at(m.slots, expert).state != ABSENT or transfer_at(m.transfers, expert).live
-        absent += 0 if there else number_at(m.to_host, i).n
-    return number_at(m.copied, call % m.n_layers * (m.n_experts + 1) + absent).n
-
-
-@inlined
-def _claim(m: Any, call: int, begin: int, end: int) -> int:
-    """Pin a wave and demand what it lacks; returns the time of what is resident, its launch included."""
-    ready, there = 0, 0
-    for i in range(begin, end):
-        piece = piece_at(m.pieces, i)
-        slot = slot_at(m.slots, piece.expert)
-        if not slot.pinned:
-            pin(m, piece.expert)
-        if slot.state == RESIDENT:
-            piece.stood = READY
-            slot.used = 1  # late at the look-up, it may have landed while an earlier wave ran
-            ready += piece.cost
-            there += 1
-        else:
-            piece.stood = UNDER_WAY if transfer_at(m.transfers, piece.expert).live else LACKING
-            demand(m, piece.expert)
-            if m.waits:
-                number_at(m.waited, call).n += piece.wait - piece.cost
-    if there:
-        ready += m.launch_ns
-        if m.parts and byte_at(m.single, call).n:
-            ready += number_at(m.split_wave_ns, there).n
-    return ready
+        insert(m, call)
 
 
 @inlined
@@ -345,52 +193,7 @@ def _compute(m: Any, call: int, begin: int, end: int, busy: int) -> bool:
 def _let_go(m: Any, begin: int, end: int) -> None:
     """The wave is over: its slots may be taken."""
     for i in range(begin, end):
-        expert = piece_at(m.pieces, i).expert
-        if not m.keep and not slot_at(m.slots, expert).reserved:
-            release(m, expert)
-        unpin(m, expert)
-
-
-# -- the order of a call's experts -----------------------------------------------------------------------------------
-
-
-@inlined
-def _in_order(m: Any, first: int, size: int) -> int:
-    """By number, as it stays if all fit at once; returns how many there are without those on the host."""
-    n = 0
-    for i in range(first, first + size):
-        if byte_at(m.found, i).n != HOSTED:
-            _put(m, n, i)
-            n += 1
-    return n
-
-
-@inner
-def _present_first(m: Any, first: int, size: int) -> None:
-    """For waves: residents, what is loading, what waits in the line of demands, the rest."""
-    n = 0
-    for state in (RESIDENT, LOADING, ABSENT):
-        waiting = m.first_demand
-        while waiting != NOBODY:  # all of them are this call's: earlier calls have what they asked for
-            transfer = transfer_at(m.transfers, waiting)
-            if slot_at(m.slots, waiting).state == state and transfer.needed:
-                _put(m, n, transfer.late_at)
-                n += 1
-            waiting = transfer.next_demand
-        for i in range(first, first + size):
-            expert = number_at(m.expert, i).n
-            transfer = transfer_at(m.transfers, expert)
-            in_line = transfer.live and transfer.demand and expert != m.running and expert != m.committed
-            if slot_at(m.slots, expert).state == state and not in_line and byte_at(m.found, i).n != HOSTED:
-                _put(m, n, i)
-                n += 1
-
-
-@inlined
-def _put(m: Any, place: int, lookup: int) -> None:
-    piece = piece_at(m.pieces, place)
-    piece.expert, piece.cost = number_at(m.expert, lookup).n, number_at(m.expert_ns, lookup).n
-    piece.wait = number_at(m.if_awaited_ns, lookup).n
+        let_go(m, piece_at(m.pieces, i).expert)
 
 
 # -- the policy ------------------------------------------------------------------------------------------------------
