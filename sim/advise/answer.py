@@ -7,8 +7,8 @@ from importlib import resources
 from typing import Any
 
 from ground.errors import InputError
-from sim.advise.asked import Asked, Routing, routed, scene
-from sim.advise.engines import engines
+from sim.advise.asked import Asked, Routing, routed, scene, served_by
+from sim.advise.engines import Engine, Placement, engines
 from sim.advise.trial import Trial, prompt_rows, tried
 from sim.machine.hardware import Hardware
 from sim.run.scene import Scene
@@ -72,7 +72,7 @@ def advise(asked: Asked, progress: Callable[[float, str], None] = lambda share, 
     routes = routed(asked)
     here = scene(asked, routes)
     answer = Answer(asked, here, routes)
-    answer.trials = trials(asked, here)
+    answer.trials = trials(asked, routes)
     if not answer.best.speed:
         raise InputError(f"{here.model.name} on {here.hardware.name}: no placement can be run: {answer.best.reason}")
     progress(0.3, "figures")
@@ -83,23 +83,29 @@ def advise(asked: Asked, progress: Callable[[float, str], None] = lambda share, 
     return answer
 
 
-def trials(asked: Asked, here: Scene) -> list[Trial]:
-    """Every placement of every engine that reads the precision, the fastest first."""
-    done: dict[str, Trial] = {}
+def trials(asked: Asked, routes: Routing, hardware: Hardware | None = None) -> list[Trial]:
+    """Every placement of every engine that reads the precision, the fastest first. Raises InputError."""
+    machine = hardware or asked.machine.load()
+    done: list[tuple[Trial, tuple[str, Hardware]]] = []
+    scenes: list[tuple[Hardware, Scene]] = []
     found = []
     for engine in engines():
+        there = served_by(engine, asked, machine)
+        here = next((kept for known, kept in scenes if known == there), None) or scene(asked, routes, there)
+        scenes.append((there, here))
         for placement in engine.placements:
             if not engine.reads(asked.quant):
                 found.append(Trial(engine, placement, reason=f"reads no {asked.quant}"))
                 continue
-            same = done.get(placement.policy)
+            same = next((one for one, known in done if known == (placement.policy, there)), None)
             if same is None or same.report is None:
-                same = done[placement.policy] = tried(engine, placement, here)
-            found.append(_of(engine, placement, same, here))
+                same = tried(engine, placement, here)
+                done.append((same, (placement.policy, there)))
+            found.append(_of(engine, placement, same))
     return sorted(found, key=lambda one: one.speed, reverse=True)
 
 
-def _of(engine: Any, placement: Any, same: Trial, here: Scene) -> Trial:
+def _of(engine: Engine, placement: Placement, same: Trial) -> Trial:
     """The trial of a placement whose policy another engine has too: its run, with its own command."""
     if (same.engine, same.placement) == (engine, placement):
         return same
@@ -117,8 +123,8 @@ def _figures(answer: Answer) -> Iterator[Turn]:
         speeds = []
         for end in range(2):
             changes = tuple((name, f"x{factors[end]:g}") for name, factors in one.figures.items())
-            there = scene(answer.asked, answer.routes, hardware_of(machine, changes))
-            speeds.append(tried(best.engine, best.placement, there).speed)
+            there = served_by(best.engine, answer.asked, hardware_of(machine, changes))
+            speeds.append(tried(best.engine, best.placement, scene(answer.asked, answer.routes, there)).speed)
         if min(speeds) > 0:
             yield Turn(one.name, tuple(speeds), one.source)
 
@@ -147,7 +153,7 @@ def _parts(answer: Answer) -> Iterator[Turn]:
         changes.append(("keys and values in q8_0", replace(asked, kv="q8_0")))
     for name, other_asked in changes:
         try:
-            found = trials(other_asked, scene(other_asked, answer.routes))
+            found = trials(other_asked, answer.routes)
         except InputError:
             continue
         if found[0].speed:

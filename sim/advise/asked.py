@@ -11,9 +11,12 @@ from cyclopts import Parameter, Token
 from ground.command_line import Help
 from ground.errors import InputError
 from ground.whole_number import WholeNumber
+from sim.advise.engines import Engine
 from sim.advise.routing import SEQUENCES, nearest, routing
 from sim.machine.assembly import Assembly
+from sim.machine.figures import Figure
 from sim.machine.hardware import Hardware
+from sim.machine.hosts import host_of
 from sim.run.charged_model import in_precision
 from sim.run.memory import RESERVE
 from sim.run.scene import LoadedTraces, Quantisation, Scene, SceneOptions, scene_of
@@ -96,6 +99,21 @@ def _model(asked: Asked) -> ModelSpec:
     if model.encoder_layers:
         raise InputError(f"--model {asked.model}: has an encoder; expected a decoder alone, which the engines serve")
     return in_precision(model, asked.quant, asked.kv)
+
+
+def served_by(engine: Engine, asked: Asked, machine: Hardware) -> Hardware:
+    """The machine as an engine uses it: what its kernels reach of the host's memory, and what going there takes."""
+    host, name = machine.host, asked.machine.host
+    if host is None or engine.host_call_us is None:
+        return machine
+    if name is not None and not name.endswith(".toml"):
+        told = host_of(name, machine.link_bytes_per_s, engine.host_share)
+        slower = told.host_gbps.value / host_of(name, machine.link_bytes_per_s).host_gbps.value
+        rates = {field: getattr(host, field) for field in ("host_gbps", "shared_gbps")}
+        source = told.host_gbps.source
+        update = {field: Figure(value=rate.value * slower, source=source) for field, rate in rates.items()}
+        host = host.model_copy(update=update)
+    return machine.changed(host=host.model_copy(update={"call_us": host.call_us or engine.host_call_us}))
 
 
 def scene(asked: Asked, routes: Routing, hardware: Hardware | None = None) -> Scene:

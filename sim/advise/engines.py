@@ -7,6 +7,7 @@ from importlib import resources
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sim.machine.figures import Figure
 from sim.policies.named import NamedPolicy
 
 _GGUF = re.compile(r"i?q\d|tq\d|mxfp4_moe")
@@ -46,6 +47,10 @@ class Engine(BaseModel):
     """Where its options are documented."""
     note: str = ""
     """What a person should know of it."""
+    host_share: Figure | None = None
+    """Share of the peak of the host's memory that its kernels reach."""
+    host_call_us: Figure | None = None
+    """What it takes to go to the host and back, a layer."""
     placements: tuple[Placement, ...] = Field(alias="placement")
 
     def reads(self, form: str | None) -> bool:

@@ -44,16 +44,17 @@ def host_kinds() -> dict[str, _Kind]:
     return {name: _Kind.model_validate(table) for name, table in tomllib.loads(text).items()}
 
 
-def host_of(name: str, link_bytes_per_s: float) -> HostCompute:
+def host_of(name: str, link_bytes_per_s: float, share: Figure | None = None) -> HostCompute:
     """The host that ``ddr5-5600x2``, ``epyc-9004x12`` or ``ddr4-3200x2:16`` names, ``:16`` being cores; or a file's.
 
-    While experts are copied, the link takes its part of the memory's bandwidth: what it leaves is ``shared_gbps``.
-    Raises InputError for another name, OSError if a file cannot be read.
+    ``share`` of the channels' peak is sustained, by default what memory tests find; a file's figures stay. While
+    experts are copied, the link takes its part of the memory's bandwidth: what it leaves is ``shared_gbps``. Raises
+    InputError for another name, OSError if a file cannot be read.
     """
     if name.endswith(".toml"):
         found = HostProfile.parse(Path(name).read_bytes(), name)
         return HostCompute.model_validate(found.model_dump())
-    gbps, cores, source = _memory(name)
+    gbps, cores, source = _memory(name, share)
     left = max(_LEAST * gbps, gbps - link_bytes_per_s / 1e9)
     return HostCompute(
         host_gbps=Figure(value=gbps, source=source),
@@ -66,7 +67,7 @@ def host_of(name: str, link_bytes_per_s: float) -> HostCompute:
     )
 
 
-def _memory(name: str) -> tuple[float, int, str]:
+def _memory(name: str, share: Figure | None) -> tuple[float, int, str]:
     """Sustained GB/s of a named host, its cores, and where the share that is sustained is from."""
     text = name.strip().lower()
     kind = next((one for one in host_kinds() if re.match(rf"{re.escape(one)}(?=$|[-x:])", text)), None)
@@ -79,8 +80,9 @@ def _memory(name: str) -> tuple[float, int, str]:
     if speed is None or not channels or channels > _MOST_CHANNELS or match[3] == "0":
         raise _unknown(name)
     peak = speed * _BYTES * channels / 1e3
-    source = f"{about.share.value:.3g} of {peak:g} GB/s, {about.share.source}"
-    return round(peak * about.share.value, 3), int(match[3] or about.cores), source
+    share = share or about.share
+    source = f"{share.value:.3g} of {peak:g} GB/s, {share.source}"
+    return round(peak * share.value, 3), int(match[3] or about.cores), source
 
 
 def _unknown(name: str) -> InputError:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ground.errors import InputError
 from sim.__main__ import main
 from sim.advise.answer import Answer, advise, trials
-from sim.advise.asked import Asked, routed, scene
+from sim.advise.asked import Asked, routed, served_by
 from sim.advise.engines import engines
 from sim.advise.routing import fitted, nearest, routing
 from sim.policies.named import NamedPolicy
@@ -54,7 +54,7 @@ def test_each_command_is_one_that_its_engine_takes(answer: Answer) -> None:
         "ft": ["--model", "--moe-strategy", "--moe-cache-size", "--moe-cpu-threads", "--kv-reserve-tokens"],
         "vllm": ["--cpu-offload-gb", "--max-model-len"],
     }  # fmt: skip
-    bf16 = trials(replace(ASKED, quant=None), scene(replace(ASKED, quant=None, hardware="rtx-4090"), routed(ASKED)))
+    bf16 = trials(replace(ASKED, quant=None, hardware="rtx-4090"), routed(ASKED))
     typed = [one.command for one in [*answer.trials, *bf16] if one.report]
     assert {shlex.split(command)[0] for command in typed} == set(options)
     for command in typed:
@@ -68,6 +68,21 @@ def test_each_command_is_one_that_its_engine_takes(answer: Answer) -> None:
         assert parser.parse_args(words) and "{" not in command
 
 
+def test_engines_use_less_of_the_hosts_memory_than_memory_tests_and_a_file_stays() -> None:
+    machine = ASKED.machine.load()
+    (llama,) = (engine for engine in engines() if engine.name == "llama.cpp")
+    host = served_by(llama, ASKED, machine).host
+    assert host is not None and machine.host is not None and host.call_us is not None
+    assert host.host_gbps.value == pytest.approx(0.63 * 51.2) and host.call_us.value == 150
+    assert host.shared_gbps.value / host.host_gbps.value == pytest.approx(
+        machine.host.shared_gbps.value / machine.host.host_gbps.value
+    )
+    measured = replace(ASKED, hardware="h200", host=None)
+    machine = measured.machine.load()
+    host = served_by(llama, measured, machine).host
+    assert host is not None and machine.host is not None and host.host_gbps == machine.host.host_gbps
+
+
 def test_every_placement_names_a_policy() -> None:
     for engine in engines():
         for placement in engine.placements:
@@ -79,7 +94,7 @@ def test_every_placement_names_a_policy() -> None:
 )
 def test_better_parts_are_no_worse(answer: Answer, better: dict[str, str]) -> None:
     asked = replace(ASKED, **better)  # type: ignore[arg-type]
-    found = trials(asked, scene(asked, answer.routes))
+    found = trials(asked, answer.routes)
     assert found[0].speed >= answer.best.speed * 0.999
 
 
