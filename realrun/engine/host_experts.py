@@ -6,9 +6,11 @@ concerns the device is done by the run's own thread, so that the device's driver
 
 One row is multiplied by torch's own product, several rows by oneDNN's. oneDNN takes two to six times as long for one
 row in bf16 (torch 2.13, an EPYC with AVX-512: 5.1 ms against 2.5 for 59 MB and one thread, 7.8 against 1.3 for two).
-Where the device is a CPU its experts are computed alike wherever they lie.
+Other builds may have no such kernel, so both are tried before a run. Where the device is a CPU its experts are computed
+alike wherever they lie.
 """
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -42,7 +44,9 @@ class HostedExperts:
         # Of the thread that asks, and of those that begin later.
         self._thread = ThreadPoolExecutor(1, "hosted", torch.set_num_threads, (self.threads,))
         self._computed = 0
-        self._chooses = device.torch_device.type != "cpu"
+        chooses = device.torch_device.type != "cpu"
+        self._own = self._thread.submit(self._own_is_faster).result() if chooses else False
+        """Whether one row is multiplied by torch's own kernel."""
 
     def begin(self, step: Step, experts: list[int], pairs: list[tuple[int, int]], take: Rows) -> "Future[Results]":
         """Start on ``experts`` of a call, each for its range of ``pairs``; ``take`` gives the row of each pair.
@@ -78,11 +82,33 @@ class HostedExperts:
         try:
             with torch.no_grad():
                 for expert, (first, end) in zip(experts, pairs, strict=True):
-                    if self._chooses:
+                    if self._own:
                         mkldnn.set_flags(end - first > 1)
-                    into, out = matrices(self._store.expert(expert).view(torch.bfloat16), *self._shape)
-                    results.append((first, end, feed_forward(states.index_select(0, rows[first:end]), into, out)))
+                    result = feed_forward(states.index_select(0, rows[first:end]), *self._matrices(expert))
+                    results.append((first, end, result))
                     self._computed += 1
         finally:
             mkldnn.set_flags(was)
         return results
+
+    def _matrices(self, expert: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        return matrices(self._store.expert(expert).view(the_torch().bfloat16), *self._shape)
+
+    def _own_is_faster(self) -> bool:
+        """Whether torch's own kernel takes one row through an expert faster than oneDNN's, the best of three each."""
+        torch = the_torch()
+        row = torch.ones(1, self._shape[0], dtype=torch.bfloat16)
+        mkldnn = torch.backends.mkldnn
+        (was, *_) = mkldnn.set_flags()
+        times: dict[bool, list[int]] = {True: [], False: []}
+        try:
+            with torch.no_grad():
+                for turn in range(4):  # the first one warms up
+                    for one_dnn, found in times.items():
+                        mkldnn.set_flags(one_dnn)
+                        begin = time.perf_counter_ns()
+                        feed_forward(row, *self._matrices(2 * turn + one_dnn))
+                        found.append(time.perf_counter_ns() - begin)
+        finally:
+            mkldnn.set_flags(was)
+        return min(times[False][1:]) < min(times[True][1:])

@@ -77,6 +77,20 @@ def test_experts_on_the_host_compute_what_the_device_does_and_touch_no_stream(mo
         torch.testing.assert_close(mine, theirs)
 
 
+def test_whichever_kernel_multiplies_one_row_the_outputs_agree() -> None:
+    world, was = real_world(chain([0, 1, 2, 3]), slots=1), torch.backends.mkldnn.set_flags()[0]
+    with staged(world) as (rig, predictions):
+        outputs = []
+        for own in (False, True):
+            run = real_run(world, on_the_host(), rig, predictions, keep_outputs=True)
+            assert run._hosted is not None and run._hosted._own_is_faster() in (False, True)
+            run._hosted._own = own
+            outputs.append(run.execute().outputs)
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.backends.mkldnn.set_flags()[0] == was
+
+
 def test_a_host_that_does_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen in ocaml-multicore/eio#25: a scheduler returned as if done while all were blocked."""
     over = threading.Event()
