@@ -50,7 +50,7 @@ def make_requests(m: Any, moment: int) -> None:
     Those that would issue more copies than the plan lets issue now are left out too.
     """
     made, before = moment_at(m.moments, moment), issued(m)
-    most = 0 if m.only_idle and m.running != NOBODY else m.most_issued or FOREVER
+    most = 0 if m.only_idle and (m.running != NOBODY or m.flying) else m.most_issued or FOREVER
     for i in range(made.first, made.last):
         wish = request_at(m.requests, i)
         if wish.call > m.passed:

@@ -32,13 +32,18 @@ def entry(function: F) -> F:
     return cast(F, _Entry(function))
 
 
+def unlocked(function: F) -> F:
+    """As ``entry``, for one that runs without Python's interpreter lock."""
+    return cast(F, _Entry(function, nogil=True))
+
+
 class _Entry:
     """A function whose first call finds out whether what is kept on disk can be read, and compiles anew if not."""
 
     _any_compiled = False
 
-    def __init__(self, function: Callable[..., object]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., object], nogil: bool = False) -> None:
+        self._function, self._nogil = function, nogil
         self._compiled: Callable[..., object] | None = None
 
     def __call__(self, *arguments: object) -> object:
@@ -51,14 +56,14 @@ class _Entry:
             with suppress(Exception):
                 return self._first(self._kept(), arguments)
             drop_compiled()
-        return self._first(njit(self._function), arguments)
+        return self._first(njit(nogil=self._nogil)(self._function), arguments)
 
     def _kept(self) -> Callable[..., object]:
         folder = compiler_cache()
         if folder is None:
-            return cast(Callable[..., object], njit(self._function))
+            return cast(Callable[..., object], njit(nogil=self._nogil)(self._function))
         with _caching_in(folder):
-            return cast(Callable[..., object], njit(cache=True)(self._function))
+            return cast(Callable[..., object], njit(cache=True, nogil=self._nogil)(self._function))
 
     def _first(self, compiled: Callable[..., object], arguments: tuple[object, ...]) -> object:
         result = compiled(*arguments)

@@ -38,10 +38,17 @@ def demand(m: Any, expert: int) -> None:
     elif not transfer.started:
         _leave_queue(m, expert)
     transfer.demand = transfer.needed = 1
-    if expert != m.running and expert != m.committed:
+    if is_in_line(m, expert):
         _join_line(m, expert)
     if expert == m.paused:
         m.paused = NOBODY
+
+
+@inlined
+def is_in_line(m: Any, expert: int) -> bool:
+    """Whether a demand of ``expert``, which is not there yet, waits for its turn: not all of it is handed over."""
+    transfer = transfer_at(m.transfers, expert)
+    return expert != m.running and expert != m.committed and transfer.moved < transfer.body
 
 
 @inner
@@ -103,7 +110,7 @@ def pass_call(m: Any, call: int, layer_number: int) -> None:
 def kick(m: Any) -> None:
     """Start what can be started, and let demands overtake; called after every change that the GPU makes."""
     if m.running == NOBODY:
-        _next(m)
+        start_next(m)
     elif m.first_demand != NOBODY and m.yields and not transfer_at(m.transfers, m.running).demand:
         _give_way(m)
     _commit(m)
@@ -127,7 +134,7 @@ def _handed(m: Any, expert: int) -> int:
 def _commit(m: Any) -> None:
     """Hand over what will follow the running copy, where a copy is handed over ahead: nothing overtakes it then."""
     if m.host_copies_ahead and m.running != NOBODY and m.committed == NOBODY:
-        _next(m)
+        start_next(m)
 
 
 @inner
@@ -144,11 +151,11 @@ def close(m: Any) -> None:
     """End of the run: queued prefetches are cancelled, those under way counted as such."""
     for expert in range(m.n_slots):
         transfer = transfer_at(m.transfers, expert)
-        if transfer.live and transfer.prefetch:
+        if transfer.live and transfer.prefetch and not transfer.needed:
             counts = counts_at(m.counts, transfer.phase)
             if transfer.started:
                 counts.in_flight += 1
-                if expert == m.running:
+                if expert == m.running and not m.real:
                     _account(m, expert, _progress(m, expert))
                 counts.wasted += _bytes(m, expert)
             else:
@@ -204,7 +211,7 @@ def _leave_queue(m: Any, expert: int) -> None:
 
 
 @inner
-def _next(m: Any) -> None:
+def start_next(m: Any) -> None:
     """The link is idle: start the transfer whose turn it is."""
     while m.first_demand != NOBODY:
         expert = m.first_demand
@@ -261,6 +268,9 @@ def _start_prefetch(m: Any, before: int) -> bool:
 def _run(m: Any, expert: int) -> None:
     transfer = transfer_at(m.transfers, expert)
     transfer.started = 1
+    if m.real:  # who drives the link begins and ends what runs, and counts its bytes
+        m.running = expert
+        return
     handed = _handed(m, expert)
     if m.running != NOBODY:
         m.committed = expert
@@ -295,12 +305,9 @@ def _stop(m: Any, moved: int) -> int:
 def _land(m: Any) -> None:
     transfer = transfer_at(m.transfers, m.running)
     expert = _stop(m, transfer.body)
-    transfer.live = 0
-    landed(m, expert)
-    if transfer.prefetch and not transfer.needed:
-        slot_at(m.slots, expert).brought = 1 + transfer.phase
+    arrived(m, expert)
     if m.committed == NOBODY:
-        _next(m)
+        start_next(m)
     else:
         following, m.committed = m.committed, NOBODY
         _begin(m, following, transfer_at(m.transfers, following).handed)
@@ -308,9 +315,19 @@ def _land(m: Any) -> None:
 
 
 @inner
+def arrived(m: Any, expert: int) -> None:
+    """The transfer of ``expert`` is complete: it is there."""
+    transfer = transfer_at(m.transfers, expert)
+    transfer.live = 0
+    landed(m, expert)
+    if transfer.prefetch and not transfer.needed:
+        slot_at(m.slots, expert).brought = 1 + transfer.phase
+
+
+@inner
 def _pause(m: Any, boundary: int) -> None:
     m.paused = _stop(m, boundary)
-    _next(m)
+    start_next(m)
 
 
 @inner

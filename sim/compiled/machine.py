@@ -40,6 +40,7 @@ SLOT = np.dtype(
         ("pool", np.int32),
         ("group", np.int32),  # in whose order it leaves: its layer's where layers have shares, else its pool's
         ("layer", np.int32),
+        ("place", np.int32),  # which slot of memory it holds, in a real run
         ("older", np.int32),  # neighbours in its group's list (lru, fifo)
         ("newer", np.int32),
         ("next_wanted", np.int32),  # the next of its layer's wanted experts
@@ -79,6 +80,8 @@ TRANSFER = np.dtype(
 )
 POOL = np.dtype(
     [
+        ("places", np.int64),  # in a real run the address of the slots of memory that hold no expert, and their number
+        ("n_places", np.int64),
         ("free", np.int64),  # bytes that hold no expert
         ("spare", np.int64),  # bytes of experts that may leave: resident, not pinned, not wanted
         ("wanted", np.int64),  # bytes of those that may leave for a demand alone: resident, not pinned, wanted
@@ -124,7 +127,7 @@ _OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ b
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
            "n_steps", "waits", "parts", "moves", "prepares", "host_acts", "yields", "splits",
-           "insert", "insert_each", "host_call")  # fmt: skip
+           "insert", "insert_each", "host_call", "real")  # fmt: skip
 _SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
@@ -132,6 +135,7 @@ _STATE = (
     "passed",  # the last call whose experts have been looked up
     "moment",  # index of the next moment of the plan
     "running",
+    "flying",  # in a real run: copies that are handed over and have not arrived
     "paused",
     "committed",  # handed over to follow the running one
     "ending",  # when the stretch on the link ends, FOREVER for none
@@ -266,6 +270,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "insert": plan.host.insert if plan.host is not None else 0,
         "insert_each": plan.host.insert_each if plan.host is not None else 0,
         "host_call": plan.host.call_ns if plan.host is not None else 0,
+        "real": False,
         "n_steps": n_steps,
         "n_slots": n_slots,
         "n_pools": n_pools,

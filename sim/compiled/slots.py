@@ -6,7 +6,7 @@ The totals answer at once whether room can be made, so a prefetch that must wait
 from typing import Any
 
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import counts_at, group_at, layer_at, pool_at, slot_at, transfer_at
+from sim.compiled.machine import counts_at, group_at, layer_at, number_at, pool_at, slot_at, transfer_at
 from sim.compiled.order import evicted, first_to_leave, loaded, may_leave, must_stay, requested
 from sim.run.slots import ABSENT, LOADING, RESIDENT
 
@@ -89,6 +89,9 @@ def allot(m: Any, expert: int, demand: bool) -> None:
         release(m, victim)
     pool.free -= slot.size
     group_at(m.groups, slot.group).held += 1
+    if m.real:
+        pool.n_places -= 1
+        slot.place = number_at(pool.places, pool.n_places).n
     slot.state = LOADING
     slot.used = 0
     loaded(m, expert)
@@ -100,7 +103,11 @@ def release(m: Any, expert: int) -> None:
     slot = slot_at(m.slots, expert)
     if slot.state == RESIDENT and not slot.pinned:
         _must_stay(m, expert)
-    pool_at(m.pools, slot.pool).free += slot.size
+    pool = pool_at(m.pools, slot.pool)
+    pool.free += slot.size
+    if m.real:
+        number_at(pool.places, pool.n_places).n = slot.place
+        pool.n_places += 1
     group_at(m.groups, slot.group).held -= 1
     slot.state = ABSENT
     evicted(m, expert)
