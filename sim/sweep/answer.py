@@ -12,6 +12,7 @@ from rich.text import Text
 from ground.tables import Parts
 from ground.text import printable
 from sim.report.tables import number, percent
+from sim.sweep.anomalies import Anomalies
 from sim.sweep.fields import PARAMETER
 
 SHOWN = 10
@@ -38,6 +39,7 @@ class Answer:
         fastest: the fastest of these, at most `SHOWN`, the fastest first.
         front: those of them that no other beats in one goal without being beaten in another.
         fastest_reference: the fastest reference, whatever its limits.
+        anomalies: what larger caches make worse.
     """
 
     goals: Sequence[str] = tuple(GOALS)
@@ -49,6 +51,7 @@ class Answer:
     fastest: list[Record] = field(default_factory=list)
     front: list[Record] = field(default_factory=list)
     fastest_reference: Record | None = None
+    anomalies: Anomalies = field(default_factory=Anomalies)
 
     @property
     def designs(self) -> int:
@@ -62,6 +65,7 @@ class Answer:
             "within_limits": self.within,
             "fastest": [dict(record) for record in self.fastest],
             "front": [record["identity"] for record in self.front],
+            "larger_caches": self.anomalies.to_json(),
         }  # fmt: skip
 
 
@@ -82,7 +86,9 @@ def answer(
         found.earlier += record["status"] == "ok" and record["identity"] in earlier
         if record["status"] != "ok":
             found.reasons[record["reason"]] = found.reasons.get(record["reason"], 0) + 1
-        elif record["reference"]:
+            continue
+        found.anomalies.add(record)
+        if record["reference"]:
             found.references += 1
             if _speed(record) > _speed(found.fastest_reference):
                 found.fastest_reference = record
@@ -141,6 +147,8 @@ def answer_view(found: Answer, names: Sequence[str], limits: str) -> RenderableT
         goals = f"{how_many} beaten by none in {' and '.join(_WORDS[goal] for goal in found.goals)} at once"
         shown = sorted(found.front, key=lambda record: -_speed(record))[: 2 * SHOWN]
         parts.append(Text(goals) if found.goals == tuple(GOALS) else _table(goals, shown, names))
+    if words := found.anomalies.words():
+        parts.append(Text(words, style="dim"))
     most = sorted(found.reasons.items(), key=lambda entry: -entry[1])
     parts += [Text(f"{number:,} not run: {reason}", style="yellow") for reason, number in most[:5]]
     if len(most) > 5:

@@ -46,3 +46,21 @@ def test_columns_in_which_designs_do_not_differ_are_said_once() -> None:
     assert "│    lru │     2 │" in text.replace("│ lru    │", "│    lru │")
     alone = shown(answer(rows[:1], {}), ["policy", "hardware.link.gbps"])
     assert "all with" not in alone and "link.gbps" in alone
+
+
+def test_caches_that_are_larger_and_worse_are_counted_among_designs_that_differ_in_nothing_else() -> None:
+    def rows(policy: str, *figures: tuple[int, int, float]) -> list[dict[str, Any]]:
+        return [
+            {"policy": policy, "cache": f"{size}B"} | record(cache_bytes=size, misses=misses, tokens_per_s=speed)
+            for size, misses, speed in figures
+        ]
+
+    fifo = rows("fifo", (30, 12, 3.0), (10, 9, 4.0), (20, 8, 5.0))  # in order of size: 9, 8 and 12 misses
+    found = answer([*fifo, *rows("lru", (10, 5, 1.0), (20, 5, 1.0))], {})
+    assert found.to_json()["larger_caches"] == {
+        "pairs": 3, "more_misses": 1, "most_misses_more": 0.5, "slower": 1, "most_slower": 0.4,
+    }  # fmt: skip
+    assert "of 3 steps to the next larger cache, 1 miss more (by 50.0% at most) and 1 are slower" in shown(
+        found, ["cache"]
+    )
+    assert answer(rows("lru", (10, 5, 1.0)), {}).to_json()["larger_caches"] == {}
