@@ -79,7 +79,8 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
     """Of experts of ``model``, ``top_k`` at a time. Raises InputError where memory cannot be pinned."""
     torch = the_torch()
     most = torch.get_num_threads()
-    times: dict[int, dict[bool, Timing]] = {}
+    counts = dict.fromkeys(n for n in (most, most - 1, most - 2, most * 3 // 4, most // 2) if n > 0)
+    samples: dict[int, dict[bool, list[float]]] = {threads: {False: [], True: []} for threads in counts}
     with open_device(str(machine.device)) as device:
         size, top_k = expert_size(model), model.top_k
         stored = -(-min(STORED_BYTES, 128 * size) // (size * top_k)) * top_k
@@ -89,22 +90,24 @@ def hosted_times(machine: Machine, model: ModelSpec) -> HostedTimes:
                 step = Step(model, 1, model.top_k, device)
                 device.compute.launch(step.states.normal_)
                 device.synchronize()
-                for threads in (most, most - 1, most - 2, most * 3 // 4, most // 2):
-                    if threads > 0 and threads not in times:
-                        hosted = HostedExperts(device, store, model, threads)
-                        times[threads] = _times(machine, device, hosted, step, stored)
-                        hosted.close()
+                for threads, found in [*samples.items()] * 2:  # later again: a shared host has slow seconds
+                    hosted = HostedExperts(device, store, model, threads)
+                    _time(machine, device, hosted, step, stored, found)
+                    hosted.close()
         finally:
             device.synchronize()
             store.close()
+    times = {threads: {busy: Timing.of(ns) for busy, ns in found.items()} for threads, found in samples.items()}
     return HostedTimes(store.size, model.top_k, most, times)
 
 
-def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step, stored: int) -> dict[bool, Timing]:
+def _time(
+    machine: Machine, device: Device, hosted: HostedExperts, step: Step, stored: int, samples: dict[bool, list[float]]
+) -> None:  # fmt: skip
+    """Add what an expert takes, by whether copies cross the link, to ``samples``."""
     traffic = Traffic(machine, device, 32 * 2**20 if machine.cuda else 2**16)
     calls = [list(range(first, first + step.top_k)) for first in range(0, stored, step.top_k)]
     turns = 0
-    samples: dict[bool, list[float]] = {False: [], True: []}
     rest()
     for runs in bursts(machine.repeats):
         for busy, found in samples.items():
@@ -121,4 +124,3 @@ def _times(machine: Machine, device: Device, hosted: HostedExperts, step: Step, 
                 if run:
                     found.append((time.perf_counter_ns() - begin) / len(experts))
             device.synchronize()
-    return {busy: Timing.of(found) for busy, found in samples.items()}
