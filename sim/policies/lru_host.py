@@ -22,8 +22,8 @@ class LruHostParameters(HostParameters):
 
     cap: int = Field(default=8, ge=0, le=2**20)
     """experts that are inserted in a step, at most."""
-    each: int = Field(default=2**20, ge=0, le=2**20)
-    """experts that are inserted in a layer and step, at most."""
+    each: int | None = Field(default=None, ge=0, le=2**20)
+    """experts that are inserted in a layer and step, at most; None for ``cap`` alone."""
     eviction: CacheRule = "lru"
     """who leaves for them."""
     scope: Literal["all", "layer"] = "layer"
@@ -45,6 +45,9 @@ class LruHost(HostingPolicy):
         """Keep what is used, and ask for what ran on the host."""
         given = self.parameters
         host = self._host(
-            trips=self.setting.model.top_k, stream_from=given.stream_from, insert=given.cap, insert_each=given.each
+            trips=self.setting.model.top_k,
+            stream_from=given.stream_from,
+            insert=given.cap,
+            insert_each=given.cap if given.each is None else given.each,
         )
         return Plan(eviction=given.eviction, per_layer=given.scope == "layer", host=host)
