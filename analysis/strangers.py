@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from sim.machine.assembly import Assembly
-from sim.machine.figures import Checked
+from sim.machine.figures import Checked, Figure
 from sim.machine.hardware import Hardware
 from sim.machine.hosts import host_kinds
 from sim.policies.named import NamedPolicy
@@ -30,6 +30,8 @@ from traces.models.spec import ModelSpec
 from traces.schema import DECODE, PREFILL
 from traces.trace import Trace, validate
 
+UBATCH = 512
+"""Rows of a prompt that llama.cpp runs at once, by default."""
 DECODED = 32
 """Tokens that a made-up sequence decodes."""
 
@@ -87,6 +89,11 @@ class Row(Checked):
         return self.cpu_layers is self.gpu_experts is self.slots is None
 
     @property
+    def on_llama_host(self) -> bool:
+        """Whether llama.cpp, or ik_llama.cpp, computes experts on the host."""
+        return self.cpu_layers is not None
+
+    @property
     def spec(self) -> ModelSpec:
         """The model as released."""
         return resolve_model(self.model)
@@ -128,19 +135,22 @@ class Row(Checked):
     def simulated_prompt(self) -> float | None:
         """Tokens/s of a prompt of ``prompt_tokens``, if the source measured one. Raises InputError.
 
-        The prompt is the second of two, since as the first runs, experts are still brought to the card.
+        The prompt is the second of two, since as the first runs, experts are still brought to the card. llama.cpp runs
+        it in parts.
         """
         if self.prompt_tokens is None:
             return None
-        first, both = (self._report(None, self.prompt_tokens, count).ttft_ms.mean or 0.0 for count in (1, 2))
+        parts = None if self.gpu_experts is not None else UBATCH
+        first, both = (self._report(None, self.prompt_tokens, count, parts).ttft_ms.mean or 0.0 for count in (1, 2))
         return 1e3 * self.prompt_tokens / (2 * both - first)
 
-    def _report(self, machine: Hardware | None, prompt: int, sequences: int = 1) -> Report:
+    def _report(self, machine: Hardware | None, prompt: int, sequences: int = 1, ubatch: int | None = None) -> Report:
         policy = self.policy
-        return prepare(self._scene(machine, prompt, sequences), policy.name, policy.values).simulate()
+        return prepare(self._scene(machine, prompt, sequences, ubatch), policy.name, policy.values).simulate()
 
-    def _scene(self, machine: Hardware | None, prompt: int, sequences: int) -> Scene:
+    def _scene(self, machine: Hardware | None, prompt: int, sequences: int, ubatch: int | None) -> Scene:
         given: dict[str, Any] = {"model": self.model, "quant": self.quant, "kv": self.kv, "cache": self.cache}
+        given["ubatch"] = ubatch
         machine = machine or self.machine
         if self.slots is not None:
             return scene_of(SceneOptions((trace_of(self.model),), **given), hardware=machine)
@@ -269,25 +279,15 @@ def kernels_share() -> float:
     return median(one["gb"] * one["tokens_per_s"] / one["peak_gbps"] for one in _table()["cpu_only"])
 
 
-def corrected(row: Row, speed: float) -> float:
-    """Tokens/s of ``row`` with that share in the place of its host's own; ``speed`` if no llama.cpp computes there.
-
-    Raises InputError.
-    """
-    if row.cpu_layers is None or row.host is None:
-        return speed
-    own = max((name for name in host_kinds() if row.host.startswith(name)), key=len)
-    by = kernels_share() / host_kinds()[own].share.value
-    return row.simulated(multiplied(row.machine, "host's memory", by))
+def with_kernels(row: Row, machine: Hardware) -> Hardware:
+    """``machine`` with that share in the place of its host's own."""
+    own = max((name for name in host_kinds() if row.host and row.host.startswith(name)), key=len)
+    return multiplied(machine, "host's memory", kernels_share() / host_kinds()[own].share.value)
 
 
-def with_round_trips(row: Row, speed: float) -> float:
-    """Tokens/s of ``row`` if going to the host and back takes what others measured, where ``speed`` is without.
-
-    Simulated, a layer pays the wait for its route and two copies of a row: these are taken off.
-    """
-    if row.cpu_layers is None:
-        return speed
-    machine, wait = row.machine, row.machine.software.route_wait_us.value
-    paid = wait + 2 * machine.copy_ns(2 * row.spec.hidden) / 1e3
-    return 1 / (1 / speed + row.cpu_layers * max(0.0, _table()["round_trip"]["us"] - paid) / 1e6)
+def with_round_trips(machine: Hardware) -> Hardware:
+    """``machine`` if going to the host and back takes what others measured, instead of two copies of a row."""
+    table = _table()["round_trip"]
+    assert machine.host is not None
+    call = Figure(value=table["us"], source=table["source"])
+    return machine.changed(host=machine.host.model_copy(update={"call_us": call}))

@@ -16,7 +16,16 @@ from analysis.pages.drawing import Figure
 from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent
 from analysis.paper import STRANGERS
 from analysis.runs import spread
-from analysis.strangers import Row, corrected, explaining, kernels_share, lacking_us, left_out, rows, with_round_trips
+from analysis.strangers import (
+    Row,
+    explaining,
+    kernels_share,
+    lacking_us,
+    left_out,
+    rows,
+    with_kernels,
+    with_round_trips,
+)
 
 NEAR = 0.25
 """How far off a speed may be before it counts as a miss, as a share of the measured one."""
@@ -43,23 +52,29 @@ def measure(options: ExperimentOptions) -> Data:
 
 def _judged(row: Row) -> Data:
     speed = row.simulated()
-    kernels, prompt = corrected(row, speed), row.simulated_prompt()
+    stages, prompt = _stages(row, speed), row.simulated_prompt()
     misses = abs(speed / row.measured - 1) > NEAR
     return {
         "name": row.name,
         "kind": f"{ON_CARD if row.resident else ON_HOST}, {NVIDIA if row.backend == 'CUDA' else RADEON}",
         "measured": row.measured,
-        "simulated": _rounded(speed),
-        "corrected": _rounded(kernels),
+        **{STAGES[stage]: _rounded(found) for stage, found in stages.items()},
         "eager": _rounded(row.simulated(row.driven_by("eager"))),
-        "with_round_trips": _rounded(with_round_trips(row, speed)),
-        "with_both": _rounded(with_round_trips(row, kernels)),
         "lacking_us": _rounded(lacking_us(row, speed)),
         "prompt": None
         if prompt is None
         else {"tokens": row.prompt_tokens, "measured": row.prompt, "simulated": _rounded(prompt)},
         "explained": {name: _rounded(by) for name, by in explaining(row).items()} if misses else {},
     }
+
+
+def _stages(row: Row, speed: float) -> dict[str, float]:
+    """Tokens/s of a row as it is listed, which are ``speed``, and with each correction where it is one for the row."""
+    if not row.on_llama_host:
+        return dict.fromkeys(STAGES, speed)
+    plain, slower = row.machine, with_kernels(row, row.machine)
+    machines = (slower, with_round_trips(plain), with_round_trips(slower))
+    return dict(zip(STAGES, (speed, *map(row.simulated, machines)), strict=True))
 
 
 def _rounded(value: float) -> float:

@@ -12,13 +12,13 @@ from analysis.experiments.strangers_speeds import KINDS, NEAR, ON_CARD, ON_HOST,
 from analysis.strangers import (
     DECODED,
     Row,
-    corrected,
     explaining,
     kernels_share,
     left_out,
     made_up,
     multiplied,
     rows,
+    with_kernels,
     with_round_trips,
 )
 from tests.support.places import REPOSITORY
@@ -94,26 +94,20 @@ def test_the_factors_that_explain_a_miss_give_the_measured_speed(name: str) -> N
         assert row.simulated(multiplied(row.machine, figure, by)) == pytest.approx(row.measured, rel=0.015)
 
 
-def test_the_correction_gives_hosts_the_share_of_their_peak_that_kernels_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    row, used = BY_NAME["RTX 2080, Qwen3-30B"], []
-    plain = Row.simulated
-
-    def seen(self: Row, machine: Any = None) -> float:
-        used.append(machine)
-        return plain(self, machine)
-
-    monkeypatch.setattr(Row, "simulated", seen)
-    assert corrected(row, 1.0) < plain(row)
-    assert used[0].host.host_gbps.value == pytest.approx(kernels_share() * 3.2 * 8 * 4, rel=1e-4)
+def test_the_correction_gives_hosts_the_share_of_their_peak_that_kernels_reach() -> None:
+    row = BY_NAME["RTX 2080, Qwen3-30B"]
+    corrected = with_kernels(row, row.machine)
+    assert corrected.host is not None
+    assert corrected.host.host_gbps.value == pytest.approx(kernels_share() * 3.2 * 8 * 4, rel=1e-4)
     assert 0.47 < kernels_share() < 0.76
-    assert corrected(BY_NAME["RTX 5090, gpt-oss-20b"], 5.0) == 5.0
 
 
-def test_round_trips_add_what_is_not_paid_already() -> None:
+def test_a_round_trip_takes_the_place_of_two_copies_of_a_row() -> None:
     row = BY_NAME["RTX 2080, gpt-oss-20b"]
-    paid = row.machine.software.route_wait_us.value + 2 * row.machine.copy_ns(2 * row.spec.hidden) / 1e3
-    assert 1 / with_round_trips(row, 50.0) - 1 / 50 == pytest.approx(12 * (150 - paid) / 1e6)
-    assert with_round_trips(BY_NAME["RTX 5090, gpt-oss-20b"], 5.0) == 5.0
+    machine, layers, top_k = row.machine, 12, row.spec.top_k
+    slower = 1 / row.simulated(with_round_trips(machine)) - 1 / row.simulated(machine)
+    copies = top_k * -(-2 * machine.copy_ns(2 * row.spec.hidden) // top_k)
+    assert slower == pytest.approx(layers * (150e-6 - copies / 1e9), rel=1e-3)
 
 
 def test_the_committed_data_is_of_the_rows_that_are_listed() -> None:
@@ -128,9 +122,11 @@ def test_the_committed_data_is_what_a_replay_gives(name: str) -> None:
     row, speed = BY_NAME[name], found["simulated"]
     assert row.simulated() == pytest.approx(speed, rel=1e-3)
     assert row.simulated(row.driven_by("eager")) == pytest.approx(found["eager"], rel=1e-3)
-    assert corrected(row, speed) == pytest.approx(found["corrected"], rel=1e-3)
-    assert with_round_trips(row, speed) == pytest.approx(found["with_round_trips"], rel=1e-3)
-    assert with_round_trips(row, found["corrected"]) == pytest.approx(found["with_both"], rel=1e-3)
+    if row.on_llama_host:
+        kernels = with_kernels(row, row.machine)
+        assert row.simulated(kernels) == pytest.approx(found["corrected"], rel=1e-3)
+        assert row.simulated(with_round_trips(row.machine)) == pytest.approx(found["with_round_trips"], rel=1e-3)
+        assert row.simulated(with_round_trips(kernels)) == pytest.approx(found["with_both"], rel=1e-3)
     assert kernels_share() == pytest.approx(DATA["share"], rel=1e-3)
     if found["prompt"]:
         assert row.simulated_prompt() == pytest.approx(found["prompt"]["simulated"], rel=1e-3)
