@@ -200,3 +200,6 @@ def test_numbers_in_the_sentences_of_the_page_are_those_of_the_data() -> None:
     ]
     text = " ".join(PAGE.split())
     assert [phrase for phrase in said if phrase not in text] == []
+    advice = " ".join((REPOSITORY / "docs/advise.md").read_text("utf-8").split())
+    assert f"{DATA['share']:.2f} of the peak" in advice
+    assert f"with a median error of {100 * host['with_both']['median']:.0f} %" in advice
