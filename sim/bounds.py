@@ -120,6 +120,7 @@ class Bounds:
         decode_bare_ns: ``decode_compute_ns`` if launching and waiting took no time; None where nobody worked it out.
         decode_hit_ratio: the share of decode's look-ups whose bytes such a run of fewest loads has there already,
             nothing being loaded ahead of need: the hit ratio of Belady's MIN. None without look-ups.
+        idle_bytes, decode_idle_bytes: what a host that computes experts could read while it waits for routes.
     """
 
     compute_ns: int
@@ -129,6 +130,8 @@ class Bounds:
     bytes_per_s: float
     decode_hit_ratio: float | None = None
     decode_bare_ns: int | None = None
+    idle_bytes: float = 0.0
+    decode_idle_bytes: float = 0.0
 
     @property
     def loop_share(self) -> float | None:
@@ -140,12 +143,12 @@ class Bounds:
     @property
     def ns(self) -> float:
         """The whole run takes at least this."""
-        return max(self.compute_ns, self.link_bytes / self.bytes_per_s * 1e9)
+        return max(self.compute_ns, (self.link_bytes + self.idle_bytes) / self.bytes_per_s * 1e9)
 
     @property
     def decode_ns(self) -> float:
         """All decode steps together take at least this."""
-        return max(self.decode_compute_ns, self.decode_link_bytes / self.bytes_per_s * 1e9)
+        return max(self.decode_compute_ns, (self.decode_link_bytes + self.decode_idle_bytes) / self.bytes_per_s * 1e9)
 
 
 def bounds(work: Workload, capacity: int, bytes_per_s: float) -> Bounds:
@@ -189,16 +192,22 @@ def joint_bounds(
         chosen: which look-ups may be computed there (N,) bool.
 
     In ``compute_ns`` no expert is on the GPU, and ``bytes_per_s`` is the most that link and host do together: the link
-    at its best, beside the host at the rate of the look-up on which it is fastest.
+    at its best, beside the host at the rate of the look-up on which it is fastest. The host begins when a route is
+    known and ends with the call: so it rests while attention and head are computed.
     """
     compute = work.compute_ns(np.zeros_like(work.expert_ns))
+    waits = compute - work.shared_ns.reshape(-1, work.n_layers).sum(axis=1)
     with np.errstate(divide="ignore"):
         rates = work.lookup_bytes[chosen] / alone_ns[chosen] * 1e9
+    host = float(rates.max(initial=0.0))
+    idle = waits * (host / 1e9 if host < float("inf") else 0.0)
     decode = work.schedule.phase == DECODE
     return Bounds(
         compute_ns=int(compute.sum()),
         link_bytes=loads[0],
         decode_compute_ns=int(compute[decode].sum()),
         decode_link_bytes=loads[1],
-        bytes_per_s=bytes_per_s + float(rates.max(initial=0.0)),
+        bytes_per_s=bytes_per_s + host,
+        idle_bytes=float(idle.sum()),
+        decode_idle_bytes=float(idle[decode].sum()),
     )
