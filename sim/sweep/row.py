@@ -64,7 +64,8 @@ def figures(report: Report, scene: Scene) -> dict[str, Any]:
         "tokens_per_s": report.tokens_per_s,
         "compute_bound_tokens_per_s": bounds["compute_tokens_per_s"],
         "link_bound_tokens_per_s": bounds["link_tokens_per_s"],
-        "bound_tokens_per_s": min((b for name in ("compute_tokens_per_s", "link_tokens_per_s")
+        "joint_bound_tokens_per_s": bounds["joint_tokens_per_s"],
+        "bound_tokens_per_s": min((b for name in ("compute_tokens_per_s", "link_tokens_per_s", "joint_tokens_per_s")
                                    if (b := bounds[name]) is not None), default=None),
         "min_hit_ratio": bounds["min_hit_ratio"],
         "efficiency_ratio": report.efficiency,
