@@ -121,9 +121,9 @@ def compare(
     wanted = [NamedPolicy.of(label) for label in policy or every_policy()]
     here = scene_of(options, learns=any(one.kind.learns for one in wanted))
     if policy is None:
-        unfit = dict.fromkeys(one.name for one in wanted if lacking(here, one.kind))
-        for name in unfit:
-            say(f"left out: {name} (the trace lacks what it learns from or reads)")
+        unfit = {one.name: why for one in wanted if (why := lacking(here, one.kind))}
+        for name, why in unfit.items():
+            say(f"left out: {name} ({why if here.ubatch else 'the trace lacks what it learns from or reads'})")
         wanted = [one for one in wanted if one.name not in unfit]
     _announce(here, options.engine)
     results: list[Report] = []
