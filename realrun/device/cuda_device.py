@@ -57,6 +57,11 @@ class CudaDevice(Device):
         self.aside = _CudaStream(self.torch_device)
         self._to_device = _driver_copy(self.torch_device)
 
+    @property
+    def copies_by_driver(self) -> bool:
+        """Whether the driver's own functions can be called, as a trial has shown."""
+        return self._to_device is not None
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Compute stream current, no gradients."""

@@ -1,5 +1,6 @@
 """The CPU as a device: each stream is a thread, and a copy is a copy from one buffer to another."""
 
+import ctypes
 import gc
 import threading
 import time
@@ -99,6 +100,10 @@ class HostDevice(Device):
         if begin or end is not None:
             target, source = target[begin:end], source[begin:end]
         self.copies.launch(target.copy_, source)
+
+    def move(self, target: int, source: int, size: int) -> None:
+        """Copy so many bytes between addresses, in the copying thread."""
+        self.copies.launch(ctypes.memmove, target, source, size)
 
     def copy_back(self, target: "torch.Tensor", source: "torch.Tensor") -> None:
         """In the copying thread."""

@@ -4,7 +4,7 @@ Who is evicted is decided by ``sim.run.slots.ExpertCache``, so demand-only polic
 simulator. Here each expert that holds room also holds a slot of one big buffer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,32 @@ from sim.run.terms import Slots
 
 if TYPE_CHECKING:
     import torch
+
+
+class SlotBuffer:
+    """Slots of ``size`` bytes on ``device``: in each pool as many as it holds, at most ``every``.
+
+    Args:
+        capacity: bytes of each pool.
+        room: gives a buffer of so many slots of so many bytes; by default a new one.
+
+    Raises InputError if the device has too little memory.
+    """
+
+    def __init__(
+        self, device: Device, size: int, every: int, capacity: Sequence[int], room: "Room | None" = None
+    ) -> None:  # fmt: skip
+        counts = [min(pool // size, every) for pool in capacity]
+        self.n_slots = sum(counts)
+        self.bytes = (room or Room(device)).of(self.n_slots, size)
+        """The slots (n_slots, size) uint8."""
+        self.rows = self.bytes.unbind(0)
+        """Each slot (size,)."""
+        self.stamps = the_torch().zeros(self.n_slots, STAMP, dtype=the_torch().int64, device=device.torch_device)
+        """What was stamped on the expert in each slot, where a run checks."""
+        ends = np.cumsum(counts).tolist()
+        self.of_pools = [list(range(end - count, end))[::-1] for end, count in zip(ends, counts, strict=True)]
+        """The slots of each pool, the first one last."""
 
 
 class DeviceCache(ExpertCache):
@@ -45,16 +71,9 @@ class DeviceCache(ExpertCache):
             sizes, n_experts, slots.capacity, slots.pool, eviction, first_call, slots.reserved, slots.shared
         )
         every = n_experts * n_layers
-        counts = [min(capacity // size, every) for capacity in self.capacity]
-        self.n_slots = sum(counts)
-        self.bytes = (room or Room(device)).of(self.n_slots, size)
-        """The slots (n_slots, size) uint8."""
-        self.rows = self.bytes.unbind(0)
-        """Each slot (size,)."""
-        self.stamps = the_torch().zeros(self.n_slots, STAMP, dtype=the_torch().int64, device=device.torch_device)
-        """What was stamped on the expert in each slot, where a run checks."""
-        ends = np.cumsum(counts).tolist()
-        self._free = [list(range(end - count, end))[::-1] for end, count in zip(ends, counts, strict=True)]
+        buffer = SlotBuffer(device, size, every, self.capacity, room)
+        self.n_slots, self.bytes, self.rows, self.stamps = buffer.n_slots, buffer.bytes, buffer.rows, buffer.stamps
+        self._free = buffer.of_pools
         self.slot = [-1] * every
         """The slot of each expert that holds one, -1 for the others."""
 

@@ -90,10 +90,7 @@ class Loop:
         self.plan = plan
         self.n_layers, self.n_experts = shape
         self.counters = Counters()
-        first_call = work.first_call() if work is not None and foresees(plan.eviction) else None
-        self.cache = DeviceCache(device, store.size, *shape, terms.slots, plan.eviction, first_call, room)
-        self.link = CopyLink(self.cache, store, device, terms.chunks, terms.discipline, self.counters, stamped=check)
-        self.calls = LayerCalls(plan, self.link, *shape, work, terms.host)
+        self._build(store, terms, check, room, work)
         self.checker = Checker(self.device, self.cache, self.n_experts) if check else None
         self.times = Times()
         self.predict: list[int] = []
@@ -105,6 +102,17 @@ class Loop:
         self._moved_at = time.monotonic()
         self._waits_for = ("the first step", -1)
         self._looks = 0
+
+    def _build(self, store: HostStore, terms: RunTerms, check: bool, room: Room | None, work: Workload | None) -> None:
+        """Make what holds the experts, copies them and looks them up."""
+        plan, shape = self.plan, (self.n_layers, self.n_experts)
+        first_call = work.first_call() if work is not None and foresees(plan.eviction) else None
+        slots = terms.slots
+        self.cache: Any = DeviceCache(self.device, store.size, *shape, slots, plan.eviction, first_call, room)
+        self.link: Any = CopyLink(
+            self.cache, store, self.device, terms.chunks, terms.discipline, self.counters, stamped=check
+        )
+        self.calls: Any = LayerCalls(plan, self.link, *shape, work, terms.host)
 
     def copy_all(self) -> None:
         """Have every expert there before the first step, which counts nowhere."""
@@ -173,12 +181,17 @@ class Loop:
             if progress() != seen:
                 seen, self._moved_at = progress(), time.monotonic()
 
-    def _await(self, event: Event, what: str, number: int, demands_follow: bool = False) -> None:
+    def _await(
+        self, event: Event, what: str, number: int, demands_follow: bool = False, some: bool = False
+    ) -> None:  # fmt: skip
         """Look after the link until ``event`` has been seen; all that was launched before it is over then.
 
         Where ``demands_follow`` no prefetch is handed over any more: at one instant landings come first, then demands.
+        ``some``: as for `_until`.
         """
-        self._until(event.query, what, number)
+        self._until(event.query, what, number, some)
+        if some:
+            return
         if demands_follow:
             self.link.poll(follow=False)
             self._let_go(kick=False)
@@ -205,15 +218,19 @@ class Loop:
         self.device.breathe()
         self._looks += 1
         if not self._looks % LOOKS_BETWEEN_CHECKS:
-            if self._stop():
-                raise StopRequested
-            if time.monotonic() - self._moved_at > STUCK_SECONDS:
-                what, number = self._waits_for
-                asked = sorted(self.link.transfers)
-                raise RunError(
-                    f"nothing has moved for {STUCK_SECONDS:.0f} s, waiting for {what} {number}; "
-                    f"{len(asked)} experts are asked for{f', the first is {asked[0]}' if asked else ''}"
-                )
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        """End the run if somebody wants that or nothing moves any more."""
+        if self._stop():
+            raise StopRequested
+        if time.monotonic() - self._moved_at > STUCK_SECONDS:
+            what, number = self._waits_for
+            asked = sorted(self.link.transfers)
+            raise RunError(
+                f"nothing has moved for {STUCK_SECONDS:.0f} s, waiting for {what} {number}; "
+                f"{len(asked)} experts are asked for{f', the first is {asked[0]}' if asked else ''}"
+            )
 
     def _let_go(self, kick: bool = True) -> bool:
         """Free the slots of waves whose kernels have ended."""
@@ -260,7 +277,7 @@ class Loop:
         """Wait for a prediction of step ``number``; what the host did since it began is the loop's."""
         spent, event = thought
         begin = time.perf_counter_ns()
-        self._until(event.query, "the answer of a prediction in step", number, some=True)
+        self._await(event, "the answer of a prediction in step", number, some=True)
         self.predict[number] += spent + time.perf_counter_ns() - begin
 
     def _revalue(self, decision: Decision) -> None:

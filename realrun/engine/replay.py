@@ -72,9 +72,12 @@ def execute(
     stop: Callable[[], bool] = lambda: False, progress: Callable[[int], None] = lambda steps: None,
 ) -> Outcome:  # fmt: skip
     """As ``run``, but everything that was measured instead of a report; ``keep_outputs``: each step's logits too."""
+    from realrun.engine.compiled_run import CompiledRun, can_compile
+
     layers = rig.layers_for(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
-    one = RealRun(
+    kind = CompiledRun if can_compile(rig.device, scene.work, plan) else RealRun
+    one = kind(
         rig, layers, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room_for(terms.slots),
         check=check, keep_outputs=keep_outputs, stop=stop, progress=progress,
     )  # fmt: skip

@@ -108,7 +108,7 @@ class RealRun(Loop):
         self._busy: list[int] = []
         self.outputs: list[torch.Tensor] = []
         self.predict = [0] * work.schedule.n_steps
-        self._at_moments = plan.by_moment(work.n_experts)
+        self._at_moments: dict[int, Any] = self._moments()
         self._hosted = HostedExperts(self.device, rig.store, rig.model) if plan.host is not None else None
 
     def execute(self) -> Outcome:
@@ -128,9 +128,12 @@ class RealRun(Loop):
             finally:
                 self.link.close()
                 self.device.synchronize()
-                if self._hosted:
-                    self._hosted.close()
+                self._end()
             return self._outcome(complete)
+
+    def _moments(self) -> dict[int, Any]:
+        """What the plan decides at each moment."""
+        return self.plan.by_moment(self.work.n_experts)
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -315,7 +318,7 @@ class RealRun(Loop):
     def _launch(self, call: Running, experts: list[int], begin: Event) -> Event:
         """Run experts from the mark ``begin`` on; returns the end of their kernels."""
         compute, step = self.device.compute, call.step
-        slots = [self.cache.slot[expert] for expert in experts]
+        slots = self._slots(experts)
         pairs = [call.pairs[expert] for expert in experts]
         if self.checker:
             self.checker.launch(slots, experts, after=False)
@@ -331,6 +334,10 @@ class RealRun(Loop):
             self.checker.launch(slots, experts, after=True)
             end = compute.mark()
         return end
+
+    def _slots(self, experts: list[int]) -> list[int]:
+        """The slots of experts that are there or on their way."""
+        return [self.cache.slot[expert] for expert in experts]
 
     def _launch_late(self, call: Running, group: list[int], waiting: list[Transfer], last: Event) -> None:
         """Run the experts that are on their way, each behind its copy; then hold the wave's slots until all is done."""
@@ -357,7 +364,16 @@ class RealRun(Loop):
         self._hosted.bring(call.step, work.result())
         self.times.stall_host.append((call.number, idle, self.device.compute.mark()))
 
+    def _end(self) -> None:
+        """The device is at rest: let go of what the run alone has."""
+        if self._hosted:
+            self._hosted.close()
+
     # -- what came of it -----------------------------------------------------------------------------------------
+
+    def _found(self) -> np.ndarray:
+        """What each look-up found (N,) uint8."""
+        return np.frombuffer(bytes(self.calls.found), np.uint8)
 
     def _outcome(self, complete: bool) -> Outcome:
         steps = len(self.finish)
@@ -367,7 +383,7 @@ class RealRun(Loop):
         return Outcome(
             log=Log(
                 finish=np.array(self.finish, np.int64),
-                found=np.frombuffer(bytes(self.calls.found[:lookups]), np.uint8),
+                found=self._found()[:lookups],
                 stall_demand=self._spent(times.stall_demand, calls),
                 stall_late=self._spent(times.stall_late, calls),
                 predict=np.array(self.predict[:steps], np.int64),

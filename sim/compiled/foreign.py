@@ -1,6 +1,7 @@
 """Functions of other libraries, which compiled code calls by their addresses."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
@@ -9,8 +10,7 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def call(typing: Any, address: Any, arguments: Any) -> Any:
-    """Call the C function at ``address`` with a tuple of 64-bit integers; returns its 32-bit result."""
+def _call(typing: Any, address: Any, arguments: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         where, numbers = given
@@ -20,3 +20,7 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
         return builder.sext(result, wide)
 
     return types.int64(types.int64, arguments), generate
+
+
+call = cast(Callable[[int, tuple[int, ...]], int], _call)
+"""Calls the C function at an address with a tuple of 64-bit integers; returns its 32-bit result."""

@@ -6,9 +6,9 @@ Only the functions that Python calls are kept on disk (``entry``); what they cal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from numba import config, njit
+from numba import config, njit, typeof
 
 from ground.addresses import check_addresses
 from sim.compiled.availability import COMPILING
@@ -46,17 +46,25 @@ class _Entry:
         self._function, self._nogil = function, nogil
         self._compiled: Callable[..., object] | None = None
 
+    def prepare(self, *arguments: object) -> None:
+        """Compile what arguments like these call, without calling it."""
+        if self._compiled is None:
+            self._compile(lambda compiled: cast(Any, compiled).compile(tuple(map(typeof, arguments))))
+
     def __call__(self, *arguments: object) -> object:
         if self._compiled is not None:
             return self._compiled(*arguments)
+        return self._compile(lambda compiled: compiled(*arguments))
+
+    def _compile(self, use: Callable[[Callable[..., object]], object]) -> object:
         if not _Entry._any_compiled:
             check_addresses(COMPILING, "compiling")
         # Pickles and machine code that are damaged fail in more ways than can be listed, and before anything has run.
         for _ in range(2):
             with suppress(Exception):
-                return self._first(self._kept(), arguments)
+                return self._first(self._kept(), use)
             drop_compiled()
-        return self._first(njit(nogil=self._nogil)(self._function), arguments)
+        return self._first(njit(nogil=self._nogil)(self._function), use)
 
     def _kept(self) -> Callable[..., object]:
         folder = compiler_cache()
@@ -65,8 +73,8 @@ class _Entry:
         with _caching_in(folder):
             return cast(Callable[..., object], njit(cache=True, nogil=self._nogil)(self._function))
 
-    def _first(self, compiled: Callable[..., object], arguments: tuple[object, ...]) -> object:
-        result = compiled(*arguments)
+    def _first(self, compiled: Callable[..., object], use: Callable[[Callable[..., object]], object]) -> object:
+        result = use(compiled)
         self._compiled, _Entry._any_compiled = compiled, True
         return result
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from realrun.device.devices import Device
 from realrun.device.host_store import HostStore
 from realrun.device.open_device import open_device
+from realrun.engine.compiled_run import CompiledRun
 from realrun.engine.experts import expert_size
 from realrun.engine.layers import Layers
 from realrun.engine.predicting import Predictions
@@ -87,7 +88,7 @@ def rig_of(world: World, device: Device) -> tuple[Rig, Predictions]:
 
 
 def real_run(
-    world: World, plan: Plan, rig: Rig, predictions: Predictions, kind: type[RealRun] = RealRun, **options: Any
+    world: World, plan: Plan, rig: Rig, predictions: Predictions, kind: type[RealRun] = CompiledRun, **options: Any
 ) -> RealRun:
     """The run of a plan, not begun yet."""
     terms = settle(world.work, plan, world.budget, world.discipline, world.chunks)
@@ -98,3 +99,24 @@ def run_on_cpu(world: World, plan: Plan, **options: Any) -> Outcome:
     """Run a plan from beginning to end."""
     with staged(world) as (rig, predictions):
         return real_run(world, plan, rig, predictions, **options).execute()
+
+
+KINDS: tuple[type[RealRun], ...] = (CompiledRun, RealRun)
+"""The compiled loop, and the one for rules of eviction that are only Python."""
+
+
+def slots_of(run: RealRun, resident: bool = False) -> dict[int, int]:
+    """The slot of each expert that holds one, or that is there."""
+    if not isinstance(run, CompiledRun):
+        state, slot = np.frombuffer(bytes(run.cache.state), np.uint8), run.cache.slot
+    else:
+        state, slot = run.link.arrays["slots"]["state"], run.link.arrays["slots"]["place"]
+    return {expert: int(slot[expert]) for expert in np.flatnonzero(state > resident).tolist()}
+
+
+def free_slots(run: RealRun) -> list[int]:
+    """The slots that hold no expert."""
+    if not isinstance(run, CompiledRun):
+        return [slot for pool in run.cache._free for slot in pool]
+    count = run.link.arrays["pools"]["n_places"]
+    return [int(slot) for places, n in zip(run.link._places, count, strict=True) for slot in places[:n]]

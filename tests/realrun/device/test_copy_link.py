@@ -13,8 +13,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from realrun.device import compiled_link
 from realrun.device.faults import RunError
 from realrun.device.host_device import HostDevice
+from realrun.engine.replay_loop import RealRun
 from sim.plan import Plan, Requests
 from tests.support.real_worlds import SIZE, chain, real_run, real_world, staged
 
@@ -33,7 +35,7 @@ def test_a_demand_overtakes_a_prefetch_at_its_chunk_boundary() -> None:
     asked = threading.Event()
     with staged(world) as (rig, predictions):
         device: Any = rig.device
-        run = real_run(world, Plan(requests=ask, chunks=4), rig, predictions)
+        run = real_run(world, Plan(requests=ask, chunks=4), rig, predictions, RealRun)
         run.link._piece, run.link._ahead = SIZE // 8, SIZE // 4
         land = run.link._land
         run.link._land = lambda transfer: (order.append(transfer.expert), land(transfer))  # type: ignore[method-assign]
@@ -42,6 +44,34 @@ def test_a_demand_overtakes_a_prefetch_at_its_chunk_boundary() -> None:
         run.link.demand = lambda expert: (demand(expert), asked.set())[0]  # type: ignore[method-assign]
         outcome = run.execute()
     assert order == list(range(7)), "the demand waited for more than the chunk that was under way"
+    assert outcome.log.counters.prefetch_bytes == [0, 6 * SIZE]
+    assert outcome.log.counters.demand_bytes == [0, SIZE]
+
+
+def test_a_demand_overtakes_at_a_chunk_boundary_in_compiled_code_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Requests.build(np.zeros(6, np.int64), np.arange(1, 7), np.arange(1, 7), np.arange(6))
+    world = real_world(chain([0, 1, 2, 3, 4, 5, 6], n_experts=8), slots=8)
+    handed: list[tuple[int, int]] = []
+    asked = threading.Event()
+    claim = compiled_link.claim_wave
+    monkeypatch.setattr(compiled_link, "claim_wave", lambda *given: (claim(*given), asked.set())[0])
+    with staged(world) as (rig, predictions):
+        device: Any = rig.device
+        begins = [rig.store.expert(expert).data_ptr() for expert in range(8)]
+        run = real_run(world, Plan(requests=ask, chunks=4), rig, predictions)
+        run.link.c["piece_size"], run.link.c["ahead"] = SIZE // 8, SIZE // 4
+        plain = device.move
+
+        def move(target: int, source: int, size: int) -> None:
+            begin = max(begin for begin in begins if begin <= source)
+            handed.append((begins.index(begin), source - begin + size))
+            device.copies.launch(asked.wait, 60)
+            plain(target, source, size)
+
+        device.move = move
+        outcome = run.execute()
+    assert handed[:4] == [(1, SIZE // 8), (1, SIZE // 4), (0, SIZE), (1, 3 * SIZE // 8)]
+    assert [expert for expert, end in handed if end == SIZE] == list(range(7))
     assert outcome.log.counters.prefetch_bytes == [0, 6 * SIZE]
     assert outcome.log.counters.demand_bytes == [0, SIZE]
 

@@ -1,5 +1,6 @@
 """A real run that computes with a wrong, half-copied or changed expert is caught, with its layer and number."""
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from realrun.device.faults import SlotFault
+from realrun.engine.compiled_run import CompiledRun
 from realrun.engine.replay_loop import RealRun
 from sim.plan import Plan, Requests
 from tests.support.real_worlds import chain, real_run, real_world, staged
@@ -32,6 +34,23 @@ class Hasty(RealRun):
 
     def _wait_for(self, transfer: Any) -> None:
         pass
+
+    def _launch(self, *arguments: Any) -> Any:
+        end = super()._launch(*arguments)
+        self.device.compute.launch(self.ended.set)
+        return end
+
+
+class HastyCompiled(CompiledRun):
+    """The same in compiled code."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.ended = threading.Event()
+        move = self.device.move
+        self.device.move = lambda *parts: (self.device.copies.launch(self.ended.wait, 60), move(*parts))
+        self._goes_on = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3)(lambda *_: 0)
+        self.link.c["wait"] = ctypes.cast(self._goes_on, ctypes.c_void_p).value
 
     def _launch(self, *arguments: Any) -> Any:
         end = super()._launch(*arguments)
@@ -96,11 +115,12 @@ def faulty(kind: type[RealRun], world: World, plan: Plan) -> str:
     return str(caught.value)
 
 
-def test_a_kernel_that_does_not_wait_for_its_copy_is_caught() -> None:
+@pytest.mark.parametrize("kind", [Hasty, HastyCompiled])
+def test_a_kernel_that_does_not_wait_for_its_copy_is_caught(kind: type[RealRun]) -> None:
     """Seen in ROCm/pytorch#3194, meta-pytorch/torchrec#4231:
     a slot was read before the copying stream had written it.
     """
-    said = faulty(Hasty, real_world(chain([0, 1, 2, 3]), slots=2), Plan())
+    said = faulty(kind, real_world(chain([0, 1, 2, 3]), slots=2), Plan())
     assert said.startswith("step 0: 1 times an expert was not the expert in its slot")
     assert said.endswith("first routed layer 0, expert 0")
 

@@ -320,16 +320,14 @@ def test_pinned_and_loading_experts_are_never_evicted() -> None:
 
 INTERRUPTED = """
 import os, signal, sys
-import realrun.engine.loop
 from realrun.__main__ import main
-from realrun.engine.replay_loop import RealRun
-realrun.engine.loop.LOOKS_BETWEEN_CHECKS = 1  # every step looks once at least
-plain = RealRun._call
+from realrun.engine.compiled_run import CompiledRun
+plain = CompiledRun._call
 def call(self, running, *rest):
     if running.number == 5:
         os.kill(os.getpid(), signal.SIGINT)
     plain(self, running, *rest)
-RealRun._call = call
+CompiledRun._call = call
 sys.exit(main(sys.argv[1:]))
 """
 """A command that gets SIGINT in the sixth layer of its first prompt."""
@@ -361,7 +359,6 @@ def test_what_was_measured_before_an_interruption_is_reported_as_incomplete(
 
     monkeypatch.setattr("realrun.commands.Watch", Counting)
     monkeypatch.setattr("realrun.commands.interruptible", soon)
-    monkeypatch.setattr("realrun.engine.loop.LOOKS_BETWEEN_CHECKS", 1)
     told = tmp_path / "told.json"
     asked = ["--policy", "lru", "fifo", "--device", "cpu", "--scale", "128", "--json", str(told)]
     assert main(["replay", str(trace), *asked]) == 130

@@ -12,20 +12,25 @@ pytest.importorskip("torch")
 
 import torch
 
+from realrun.device import compiled_link
 from realrun.device.faults import RunError
+from realrun.engine.compiled_run import CompiledRun
 from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, few_rows, portions
 from realrun.engine.replay_loop import RealRun
 from sim.log import HOSTED, MISS
 from sim.plan import Plan, Prediction, Requests
 from tests.support.real_worlds import (
     ALL_RESIDENT,
+    KINDS,
     SIZE,
     chain,
+    free_slots,
     real_plans,
     real_run,
     real_world,
     real_worlds,
     run_on_cpu,
+    slots_of,
     staged,
 )
 from tests.support.strategies import make_trace
@@ -41,26 +46,28 @@ DEMAND_ONLY: list[tuple[str, dict]] = [
 
 
 @FEW
-@given(real_worlds(), st.sampled_from(DEMAND_ONLY))
-def test_on_demand_a_real_run_finds_what_the_simulator_finds(world: World, policy: tuple[str, dict]) -> None:
+@given(real_worlds(), st.sampled_from(DEMAND_ONLY), st.sampled_from(KINDS))
+def test_on_demand_a_real_run_finds_what_the_simulator_finds(
+    world: World, policy: tuple[str, dict], kind: type[RealRun]
+) -> None:  # fmt: skip
     plan = world.plan(*policy)
     world = world.with_room(plan)
-    simulated, measured = run_of(world, plan).log(), run_on_cpu(world, plan, check=True).log
+    simulated, measured = run_of(world, plan).log(), run_on_cpu(world, plan, check=True, kind=kind).log
     assert measured.found.tolist() == simulated.found.tolist()
     assert measured.counters.evictions == simulated.counters.evictions
     assert measured.counters.demand_bytes == simulated.counters.demand_bytes
 
 
 @FEW
-@given(real_plans())
-def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World, Plan]) -> None:
+@given(real_plans(), st.sampled_from(KINDS))
+def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World, Plan], kind: type[RealRun]) -> None:
     world, plan = planned
     with staged(world) as (rig, predictions):
-        run = real_run(world, plan, rig, predictions, check=True, keep_outputs=True)
+        run = real_run(world, plan, rig, predictions, kind, check=True, keep_outputs=True)
         outcome = run.execute()
         resident = real_run(world, ALL_RESIDENT, rig, predictions, keep_outputs=True).execute()
-        for expert in np.flatnonzero(np.frombuffer(bytes(run.cache.state), np.uint8) == 2).tolist():
-            assert torch.equal(run.cache.bytes[run.cache.slot[expert]], rig.store.expert(expert))
+        for expert, slot in slots_of(run, resident=True).items():
+            assert torch.equal(run.cache.bytes[slot], rig.store.expert(expert))
     assert outcome.complete
     assert outcome.checked == int((outcome.log.found != HOSTED).sum())
     assert len(outcome.outputs) == world.work.schedule.n_steps
@@ -69,12 +76,12 @@ def test_whatever_a_plan_asks_for_the_right_experts_compute(planned: tuple[World
 
 
 @FEW
-@given(real_plans(), st.sampled_from([1, 2, 32]))
-def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int) -> None:
+@given(real_plans(), st.sampled_from([1, 2, 32]), st.sampled_from(KINDS))
+def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int, kind: type[RealRun]) -> None:
     world, plan = planned
     with staged(world) as (rig, predictions), pytest.MonkeyPatch.context() as patch:
         patch.setattr("realrun.engine.loop.REQUESTS_AT_ONCE", at_once)
-        run = real_run(world, plan, rig, predictions)
+        run = real_run(world, plan, rig, predictions, kind)
         outcome = run.execute()
     c, log = outcome.log.counters, outcome.log
     assert len(log.found) == len(world.work.expert)
@@ -86,9 +93,7 @@ def test_nothing_is_lost_or_made_up(planned: tuple[World, Plan], at_once: int) -
     assert np.all(np.diff(log.finish) > 0) and log.finish[0] > 0
     for ns in (outcome.layer_ns, outcome.head_ns):
         assert (ns > 0).all()
-    used = [run.cache.slot[e] for e in range(len(run.cache.slot)) if run.cache.state[e]]
-    free = [slot for pool in run.cache._free for slot in pool]
-    assert sorted(used + free) == list(range(run.cache.n_slots))
+    assert sorted([*slots_of(run).values(), *free_slots(run)]) == list(range(run.cache.n_slots))
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -99,8 +104,8 @@ def test_a_plan_says_whether_its_decisions_stand_before_the_look_up(before: bool
     def noted(what: str, method: Any) -> Any:
         return lambda *given, **more: (happened.append(what), method(*given, **more))[1]
 
-    monkeypatch.setattr(RealRun, "_ask", noted("asked", RealRun._ask))
-    monkeypatch.setattr(RealRun, "_begin_call", noted("looked up", RealRun._begin_call))
+    monkeypatch.setattr(CompiledRun, "_ask", noted("asked", CompiledRun._ask))
+    monkeypatch.setattr(compiled_link, "begin_call", noted("looked up", compiled_link.begin_call))
     prediction = Prediction(np.array([1, 4]), np.array([1000, 0]), before_demands=before)
     run_on_cpu(world, Plan(prediction=prediction))
     decided, other = ["asked", "looked up"] if before else ["looked up", "asked"], ["looked up"]
@@ -148,7 +153,7 @@ def test_a_layer_that_streams_comes_after_what_was_asked_for_before() -> None:
     requests = Requests.build(np.full(MANY, 1), np.full(MANY, 1), every, np.ones(MANY, np.int64))
     plan = Plan(requests=requests, stream_prefill=True)
     with staged(world) as (rig, predictions):
-        run = real_run(world, plan, rig, predictions)
+        run = real_run(world, plan, rig, predictions, RealRun)
         order: list[int] = []
         plain = run.link._new
 
@@ -168,9 +173,10 @@ def test_a_stopped_run_counts_a_late_prefetch_once() -> None:
     requests = Requests.build(np.array([0]), np.array([0]), np.array([0]), np.array([0]))
     with staged(world) as (rig, predictions):
         device: Any = rig.device
-        copy = device.copy
-        device.copy = lambda *parts: (device.copies.delay(0.5), copy(*parts))
-        run = real_run(world, Plan(requests=requests), rig, predictions, stop=lambda: sum(run.counters.late) > 0)
+        move = device.move
+        device.move = lambda *parts: (device.copies.delay(0.5), move(*parts))
+        late = lambda: run.link.arrays["counts"]["late"].sum() > 0  # noqa: E731
+        run = real_run(world, Plan(requests=requests), rig, predictions, stop=late)
         outcome = run.execute()
     c = outcome.log.counters
     assert not outcome.complete
@@ -186,8 +192,8 @@ def test_outputs_are_those_of_a_resident_run_however_slow_copies_are() -> None:
     with staged(world) as (rig, predictions):
         device: Any = rig.device
         resident = real_run(world, ALL_RESIDENT, rig, predictions, keep_outputs=True).execute()
-        copy = device.copy
-        device.copy = lambda *parts: (device.copies.delay(0.002), copy(*parts))
+        move = device.move
+        device.move = lambda *parts: (device.copies.delay(0.002), move(*parts))
         slow = real_run(
             world, world.plan("previous-token"), rig, predictions, check=True, keep_outputs=True
         ).execute()
@@ -214,8 +220,8 @@ def test_experts_without_tokens_are_neither_fetched_nor_launched(batch: int) -> 
         run.experts.launch = launch  # type: ignore[method-assign]
         run._prepare = lambda: None  # type: ignore[method-assign]
         outcome = run.execute()
-        assert {expert for expert in range(8) if run.cache.slot[expert] >= 0} == {1, 4}
-        assert launched == {run.cache.slot[1], run.cache.slot[4]}
+        assert set(slots_of(run)) == {1, 4}
+        assert launched == set(slots_of(run).values())
     assert sum(outcome.log.counters.demand_bytes) == 2 * SIZE
 
 
@@ -278,15 +284,15 @@ def test_a_run_that_is_stopped_reports_the_steps_that_were_finished(monkeypatch:
 
 
 def test_a_device_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    until = RealRun._until
+    wait = CompiledRun._wait
 
-    def impatient(self: RealRun, done: Any, what: str, *rest: Any, **options: Any) -> None:
+    def impatient(self: CompiledRun, function: Any, what: str, *rest: Any) -> None:
         # Whatever else is waited for comes, if late on a busy machine.
         monkeypatch.setattr("realrun.engine.loop.STUCK_SECONDS", 0.05 if what == "a slot for expert" else 60)
-        until(self, done, what, *rest, **options)
+        wait(self, function, what, *rest)
 
-    monkeypatch.setattr(RealRun, "_until", impatient)
-    monkeypatch.setattr(RealRun, "_hold", lambda *_: None)
+    monkeypatch.setattr(CompiledRun, "_wait", impatient)
+    monkeypatch.setattr(compiled_link, "hold", lambda *_: None)
     world = real_world(chain([0, 1]), slots=1)  # the slot is never let go of
     with staged(world) as (rig, predictions), pytest.raises(RunError, match="waiting for a slot for expert 1"):
         real_run(world, Plan(), rig, predictions).execute()
