@@ -56,7 +56,6 @@ def shown(design: Design, r: Report) -> dict[str, Any]:
     numbers = {
         "tokens_per_s": r.tokens_per_s,
         "hit_ratio": d.hit_ratio,
-        "prefetch_hit_ratio": ratio(d.prefetch_hits, d.lookups),
         "late_ratio": d.late_ratio,
         "miss_ratio": d.miss_ratio,
         "lookups_per_token": ratio(d.lookups, d.tokens),

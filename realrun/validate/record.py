@@ -67,7 +67,8 @@ class Record:
     reports: list[dict[str, Any]] = field(default_factory=list)
     """``{policy, cache, trace, simulated, measured}``; trace where there are several.
 
-    Both are reports of ``sim``, without what each layer had, which would be half of the file.
+    Both are reports of ``sim``, without what each layer had, which would be half of the file; the provenance of both is
+    that of the measured one.
     """
     link: dict[Key, list[float | None]] = field(default_factory=dict)
     """Shares of the link's own peak at which each measured run moved its bytes: in all, and while copies were made."""
@@ -86,8 +87,9 @@ class Record:
         It takes the place of what was there of the same pair.
         """
         key = policy, cache, trace = rows[0].pair
-        both = [{key: data[key] for key in data if key != "per_layer"} for data in (simulated.to_json(), measured)]
-        report: dict[str, Any] = {"policy": policy, "cache": cache, "simulated": both[0], "measured": both[1]}
+        first = {key: value for key, value in simulated.to_json().items() if key not in ("per_layer", "provenance")}
+        second = {key: value for key, value in measured.items() if key != "per_layer"}
+        report: dict[str, Any] = {"policy": policy, "cache": cache, "simulated": first, "measured": second}
         report |= {"trace": trace} if trace else {}
         if key in self.link:
             self.rows[:] = [row for row in self.rows if row.pair != key]
