@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realrun.device import compiled_link as code
-from realrun.device.cuda_device import CudaDevice
+from realrun.device.copy_link import LONG_BYTES, PIECES_AHEAD
 from realrun.device.devices import Device, Event
 from realrun.device.driver import CLOCK, Driver
 from realrun.device.faults import RunError
@@ -19,7 +19,6 @@ from realrun.device.host_store import HostStore
 from realrun.device.slots import Room, SlotBuffer
 from realrun.engine.loop import StopRequested
 from realrun.engine.replay_loop import RealRun, Running
-from sim.compiled.engine import declined
 from sim.compiled.machine import build
 from sim.compiled.records import address
 from sim.machine.pieces import PIECE_BYTES, goes_whole
@@ -27,8 +26,6 @@ from sim.plan import Plan
 from sim.run.terms import RunTerms
 from sim.workload import Workload
 
-PIECES_AHEAD = 2
-LONG_BYTES = 64 * 2**20
 SLICE_NS = 500_000
 """So long compiled code waits before Python is asked whether the run should end."""
 SHORT_SLICE_NS = 20_000
@@ -42,11 +39,6 @@ class Due(NamedTuple):
 
     which: int
     predict_ns: int
-
-
-def can_compile(device: Device, work: Workload, plan: Plan) -> bool:
-    """Whether a run of ``plan`` on ``device`` can be a `CompiledRun`."""
-    return declined(work, plan) is None and (not isinstance(device, CudaDevice) or device.copies_by_driver)
 
 
 class CompiledLink:

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from realrun.device.cuda_device import CudaDevice
 from realrun.device.faults import RunError, SlotFault
 from realrun.engine.predicting import Predictions
 from realrun.engine.replay_loop import Outcome, RealRun
 from realrun.engine.rig import Rig
 from realrun.engine.small_scene import cut
+from sim.compiled.engine import declined
 from sim.machine.pieces import goes_whole
 from sim.plan import Plan
 from sim.report.metrics import Report
@@ -49,7 +51,7 @@ def run(
         raise KeyboardInterrupt("before the first step was over: there is nothing to report")
     done = scene if outcome.complete else cut(scene, outcome.steps)
     measured = replace(prepared, scene=replace(done, work=outcome.measured(done.work)))
-    one = report(measured, outcome.log, engine="streams", clock="measured", notes=_notes(rig, scene, outcome))
+    one = report(measured, outcome.log, engine="streams", clock="measured", notes=_notes(rig, prepared, outcome))
     settings = {
         "complete": outcome.complete, "checked": outcome.checked, "link_busy_ms": outcome.link_busy_ns / 1e6,
         "kernels_ms": _kernels_ms(outcome, done.work),
@@ -72,16 +74,26 @@ def execute(
     stop: Callable[[], bool] = lambda: False, progress: Callable[[int], None] = lambda steps: None,
 ) -> Outcome:  # fmt: skip
     """As ``run``, but everything that was measured instead of a report; ``keep_outputs``: each step's logits too."""
-    from realrun.engine.compiled_run import CompiledRun, can_compile
+    kind = RealRun
+    if not_compiled(rig, scene.work, plan) is None:
+        from realrun.engine.compiled_run import CompiledRun as kind  # it imports numba
 
     layers = rig.layers_for(scene)
     predictions = Predictions(rig.device, scene.software, scene.hardware, scene.model.hidden)
-    kind = CompiledRun if can_compile(rig.device, scene.work, plan) else RealRun
     one = kind(
         rig, layers, scene.work, scene.trace.experts, plan, terms, predictions, room=rig.room_for(terms.slots),
         check=check, keep_outputs=keep_outputs, stop=stop, progress=progress,
     )  # fmt: skip
     return one.execute()
+
+
+def not_compiled(rig: Rig, work: Workload, plan: Plan) -> str | None:
+    """Why a run of ``plan`` on ``rig`` has its loop in Python, in a line; None if it is compiled."""
+    if not rig.compiled:
+        return "--compiled was not given"
+    if isinstance(rig.device, CudaDevice) and not rig.device.copies_by_driver:
+        return "the driver's own functions cannot be called"
+    return declined(work, plan)
 
 
 def for_device(run: PreparedRun) -> PreparedRun:
@@ -94,8 +106,11 @@ def device_terms(terms: RunTerms, work: Workload) -> RunTerms:
     return replace(terms, chunks=1) if goes_whole(max(work.expert_bytes)) else terms
 
 
-def _notes(rig: Rig, scene: Scene, outcome: Outcome) -> tuple[str, ...]:
+def _notes(rig: Rig, prepared: PreparedRun, outcome: Outcome) -> tuple[str, ...]:
     notes = ["measured; before the first step libraries, kernels and graphs were warmed up, which counts nowhere"]
+    scene = prepared.scene
+    if reason := not_compiled(rig, scene.work, prepared.plan):
+        notes.append(f"the host's loop was Python: {reason}")
     if rig.store.stored < rig.store.experts:
         notes.append(rig.store.describe())
     if outcome.checked:

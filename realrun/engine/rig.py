@@ -29,6 +29,8 @@ class Rig:
     store: HostStore
     model: ModelSpec
     seed: int = 0
+    compiled: bool = True
+    """Whether the host's loop is compiled where it can be."""
     layers: Layers | None = None
     _room: Room | None = None
     _slot_bytes: int = 0
@@ -62,7 +64,7 @@ class Rig:
 @contextmanager
 def open_rig(
     model: ModelSpec, device: str = "cuda", *, shared: int | None = None, limit: int | None = None, seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
+    compiled: bool | None = None, say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Rig]:  # fmt: skip
     """Put the experts of ``model`` into pinned host memory for runs on ``device``.
 
@@ -72,6 +74,7 @@ def open_rig(
         shared: store only so many experts, each standing for several.
         limit: bytes of host memory that may be used.
         seed: of the random weights.
+        compiled: run the host's loop in compiled code where it can be; by default on a CPU.
         say: told in a line what takes long.
 
     Raises InputError for a device that is not there, too little memory of either kind, or memory that cannot be pinned.
@@ -84,7 +87,8 @@ def open_rig(
         say(f"host memory: {amount(host_bytes(stored, size))} for {stored} experts of {amount(size)}")
         store = HostStore(opened, experts, size, shared=shared, limit=limit, scale=model.hidden**-0.5, seed=seed)
         say(f"{store.describe()}, in {store.seconds:.1f} s")
-        rig = Rig(opened, store, model, seed)
+        cpu = opened.torch_device.type == "cpu"  # no GPU has run the compiled loop yet
+        rig = Rig(opened, store, model, seed, cpu if compiled is None else compiled)
         try:
             yield rig
         finally:

@@ -427,6 +427,21 @@ def test_an_eviction_rule_of_ones_own_that_fails_is_named(trace, tmp_path, capsy
     assert error.startswith("error: policy own: eviction: LookupError: nobody (own_rule.py, line 8")
 
 
+def test_a_loop_in_python_is_told_of(trace, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_rule.py").write_text(
+        "from sim.eviction import LRU\nfrom sim.plan import Plan\nfrom sim.policies import Policy\n\n\n"
+        "class Rule(LRU):\n    pass\n\n\n"
+        "class Mine(Policy):\n    name = 'mine'\n\n    def plan(self, view):\n        return Plan(eviction=Rule)\n"
+    )
+    command = ["replay", str(trace), "--device", "cpu", "--scale", "128", "--steps", "1", "--cache", "4", "--check"]
+    for policy, said in (("my_rule:Mine", True), ("lru", False)):
+        assert main([*command, "--policy", policy, "--json", str(tmp_path / "told.json")]) == 0
+        notes = json.loads((tmp_path / "told.json").read_text())["notes"]
+        assert any("loop was Python: the eviction rule Rule is only Python" in note for note in notes) == said
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize("more", [("--regroup", "none"), ("--pipeline", "clairvoyant")])
 def test_a_real_run_regroups_nothing(trace: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, str]) -> None:
     assert main(["replay", str(trace), "--policy", "lru", "--device", "cpu", *more]) == 2
