@@ -4,7 +4,8 @@
 are handed to the driver, as ``realrun.device.copy_link`` explains it. All of it runs without the interpreter lock, and
 so does waiting: whoever waits looks after the link again and again.
 
-``m`` is a ``sim.compiled.machine.MACHINE`` whose run is real, its unit of work a byte; ``c`` is a ``COPIES``.
+``m`` is a ``sim.compiled.machine.MACHINE`` whose run is real, its unit of work a byte; ``c`` is a ``COPIES``. Python
+gives their addresses: numba takes 9 us to look at two records, and less than one for two numbers.
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from sim.compiled.jit import inlined, inner, unlocked
 from sim.compiled.link import arrived, close, demand, start_next
 from sim.compiled.machine import (
     LACKING,
+    MACHINE,
     NOBODY,
     PREEMPTIVE,
     READY,
@@ -61,6 +63,8 @@ ASIDE = np.dtype([(name, np.int64) for name in ("event", "moment")])
 flight_at = records_of(FLIGHT)
 hold_at = records_of(HOLD)
 aside_at = records_of(ASIDE)
+machine_at = records_of(MACHINE)
+copies_at = records_of(COPIES)
 
 PIECE_EVENTS, HOLDS = 256, 64
 """Events of pieces, and waves, of which that many never stand at once."""
@@ -276,15 +280,17 @@ def _over(c: Any, until: int) -> bool:
 
 
 @unlocked
-def look(m: Any, c: Any) -> int:
+def look(machine: int, copies: int) -> int:
     """Look after the link once."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     _look(m, c, False)
     return DONE
 
 
 @unlocked
-def await_event(m: Any, c: Any, event: int, some: bool, demands_follow: bool) -> int:
+def await_event(machine: int, copies: int, event: int, some: bool, demands_follow: bool) -> int:
     """Look after the link until ``event`` is passed; before demands no prefetch is handed over any more."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     until = _now(c) + c.slice_ns
     while not _passed(c, event):
         _look(m, c, some)
@@ -299,8 +305,9 @@ def await_event(m: Any, c: Any, event: int, some: bool, demands_follow: bool) ->
 
 
 @unlocked
-def await_free(m: Any, c: Any) -> int:
+def await_free(machine: int, copies: int) -> int:
     """Until no wave holds its slots any more."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     until = _now(c) + c.slice_ns
     while c.n_holds:
         _look(m, c, False)
@@ -310,8 +317,9 @@ def await_free(m: Any, c: Any) -> int:
 
 
 @unlocked
-def await_link(m: Any, c: Any) -> int:
+def await_link(machine: int, copies: int) -> int:
     """Until nothing is under way."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     until = _now(c) + c.slice_ns
     while m.flying:
         _look(m, c, False)
@@ -321,8 +329,9 @@ def await_link(m: Any, c: Any) -> int:
 
 
 @unlocked
-def await_copy(m: Any, c: Any, expert: int, used: bool) -> int:
+def await_copy(machine: int, copies: int, expert: int, used: bool) -> int:
     """Have the computing stream wait for ``expert``, once its copy is handed over; the host waits for that alone."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     slot, transfer = slot_at(m.slots, expert), transfer_at(m.transfers, expert)
     until = _now(c) + c.slice_ns
     while slot.state != RESIDENT and transfer.moved < transfer.body:
@@ -339,8 +348,9 @@ def await_copy(m: Any, c: Any, expert: int, used: bool) -> int:
 
 
 @unlocked
-def begin_call(m: Any, c: Any, number: int) -> int:
+def begin_call(machine: int, copies: int, number: int) -> int:
     """Look the experts of a call up; returns how many run on the GPU. Told: the look-ups that run on the host."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     size, hosted = begin(m, number, number % m.n_layers)
     told = 0
     if hosted:
@@ -353,12 +363,13 @@ def begin_call(m: Any, c: Any, number: int) -> int:
 
 
 @unlocked
-def claim_wave(m: Any, c: Any, number: int, first: int, size: int) -> int:
+def claim_wave(machine: int, copies: int, number: int, first: int, size: int) -> int:
     """Pin the wave from piece ``first`` on and demand what it lacks; returns where it ends.
 
     Told: how many are ready, how many are waited for; for each, in that order, the expert, and whether the look-up
     found it under way.
     """
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     end = wave_end(m, first, size, layer_at(m.layers, number % m.n_layers).fit)
     claim(m, number, first, end)
     lookups, told, ready = number_at(m.offsets, number).n, 2, 0
@@ -375,20 +386,23 @@ def claim_wave(m: Any, c: Any, number: int, first: int, size: int) -> int:
 
 
 @unlocked
-def kick(m: Any, c: Any, some: bool) -> None:
+def kick(machine: int, copies: int, some: bool) -> None:
     """See ``realrun.device.copy_link.CopyLink.kick``."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     _kick(m, c, some)
 
 
 @unlocked
-def poll(m: Any, c: Any) -> None:
+def poll(machine: int, copies: int) -> None:
     """See what has arrived, and let more follow."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     _poll(m, c, True, False)
 
 
 @unlocked
-def hold(m: Any, c: Any, event: int, first: int, end: int) -> None:
+def hold(machine: int, copies: int, event: int, first: int, end: int) -> None:
     """Keep the slots of pieces ``first`` to ``end`` until ``event``, the end of their last kernel, has been passed."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     wave = hold_at(c.holds, (c.first_hold + c.n_holds) % HOLDS)
     behind = c.first_held
     for i in range(c.n_holds):
@@ -400,8 +414,9 @@ def hold(m: Any, c: Any, event: int, first: int, end: int) -> None:
 
 
 @unlocked
-def still_under_way(m: Any, c: Any, number: int) -> int:
+def still_under_way(machine: int, copies: int, number: int) -> int:
     """How many experts of a call's layer are waited for though nobody needs them. Told: which."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     layer, told = number % m.n_layers, 0
     for expert in range(layer * m.n_experts, (layer + 1) * m.n_experts):
         transfer = transfer_at(m.transfers, expert)
@@ -415,8 +430,9 @@ def still_under_way(m: Any, c: Any, number: int) -> int:
 
 
 @unlocked
-def revalue(m: Any, c: Any, index: int) -> None:
+def revalue(machine: int, copies: int, index: int) -> None:
     """New shares and values of a moment come into force."""
+    m = machine_at(machine, 0)
     due = moment_at(m.moments, index)
     if due.shares != NOBODY:
         share_out(m, due.shares)
@@ -425,8 +441,9 @@ def revalue(m: Any, c: Any, index: int) -> None:
 
 
 @unlocked
-def ask(m: Any, c: Any, index: int, event: int) -> None:
+def ask(machine: int, copies: int, index: int, event: int) -> None:
     """Make the requests of a moment, once ``event`` has been passed if it is not 0."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     if event:
         aside = aside_at(c.asides, c.n_asides)
         aside.event, aside.moment = event, index
@@ -436,20 +453,23 @@ def ask(m: Any, c: Any, index: int, event: int) -> None:
 
 
 @unlocked
-def stream_layer(m: Any, c: Any, number: int) -> None:
+def stream_layer(machine: int, copies: int, number: int) -> None:
     """Ask for every expert of a call's layer."""
+    m = machine_at(machine, 0)
     stream(m, number)
 
 
 @unlocked
-def insert_hosted(m: Any, c: Any, number: int) -> None:
+def insert_hosted(machine: int, copies: int, number: int) -> None:
     """Ask for experts that run on the host now for the next visit of their layer."""
+    m = machine_at(machine, 0)
     insert(m, number)
 
 
 @unlocked
-def demand_all(m: Any, c: Any) -> None:
+def demand_all(machine: int, copies: int) -> None:
     """Ask for every expert, before a run begins; each then counts as used."""
+    m, c = machine_at(machine, 0), copies_at(copies, 0)
     for expert in range(m.n_slots):
         demand(m, expert)
         _kick(m, c, False)
@@ -457,8 +477,9 @@ def demand_all(m: Any, c: Any) -> None:
 
 
 @unlocked
-def end_run(m: Any, c: Any) -> None:
+def end_run(machine: int, copies: int) -> None:
     """The run is over: count what is left on its way."""
+    m = machine_at(machine, 0)
     close(m)
 
 

@@ -92,6 +92,8 @@ class CompiledLink:
         for name, number in numbers.items():
             copies[name] = number
         self.c: Any = copies[()]
+        self.both: tuple[int, int] = (address(np.asarray(self.m)), address(np.asarray(self.c)))
+        """Their addresses."""
 
     @property
     def phase(self) -> int:
@@ -110,11 +112,11 @@ class CompiledLink:
 
     def poll(self) -> None:
         """See what has arrived, and let more follow."""
-        code.poll(self.m, self.c)
+        code.poll(*self.both)
 
     def kick(self, some: bool = False) -> None:
         """See ``realrun.device.copy_link.CopyLink.kick``."""
-        code.kick(self.m, self.c, some)
+        code.kick(*self.both, some)
 
     def busy_ns(self) -> int:
         """How long the copying stream has had something to do, by the host's clock."""
@@ -123,7 +125,7 @@ class CompiledLink:
 
     def close(self) -> None:
         """The run is over: count what is left on its way."""
-        code.end_run(self.m, self.c)
+        code.end_run(*self.both)
 
     def forget(self) -> None:
         """The device is at rest: let go of the driver's events."""
@@ -143,7 +145,7 @@ class CompiledRun(RealRun):
         assert work is not None
         self.link = CompiledLink(self.device, store, work, self.plan, terms, check, room)
         self.cache = self.link.buffer
-        self._both = self.link.m, self.link.c
+        self._both = self.link.both
         self._kept: deque[Event] = deque(maxlen=KEPT)
         self._late_asides: list[tuple[Event, int]] = []
         self._happened = 0
