@@ -1,7 +1,7 @@
 """Replay on a real device whose cache, queue, look-up, requests and waiting are those of compiled simulations.
 
 Python launches kernels; all else of a layer call is a few calls of compiled functions, which run without the
-interpreter lock (``realrun.device.compiled_link``). Rules of eviction that are only Python take ``RealRun`` itself.
+interpreter lock (``sim.compiled.driven``). Rules of eviction that are only Python take ``RealRun`` itself.
 """
 
 import time
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from realrun.device import compiled_link as code
 from realrun.device.copy_link import LONG_BYTES, PIECES_AHEAD
 from realrun.device.devices import Device, Event
 from realrun.device.driver import CLOCK, Driver
@@ -19,6 +18,7 @@ from realrun.device.host_store import HostStore
 from realrun.device.slots import Room, SlotBuffer
 from realrun.engine.loop import StopRequested
 from realrun.engine.replay_loop import RealRun, Running
+from sim.compiled import copies, driven
 from sim.compiled.machine import build
 from sim.compiled.records import address
 from sim.machine.pieces import PIECE_BYTES, goes_whole
@@ -62,7 +62,7 @@ class CompiledLink:
         arrays["pools"]["places"] = [address(part) for part in places]
         arrays["pools"]["n_places"] = [len(part) for part in places]
         self._places = places
-        self._events = self.driver.events(every + code.PIECE_EVENTS)
+        self._events = self.driver.events(every + copies.PIECE_EVENTS)
         held = 4 * most + 64
         ours = {
             "time": np.zeros(2, np.int64),
@@ -70,10 +70,10 @@ class CompiledLink:
             "events": np.array(self._events[:every], np.int64),
             "piece_events": np.array(self._events[every:], np.int64),
             "holders": np.zeros(self.buffer.n_slots, np.int64),
-            "flying": np.zeros(every + code.PIECE_EVENTS, code.FLIGHT),
-            "holds": np.zeros(code.HOLDS, code.HOLD),
+            "flying": np.zeros(every + copies.PIECE_EVENTS, copies.FLIGHT),
+            "holds": np.zeros(copies.HOLDS, copies.HOLD),
             "held": np.zeros(held, np.int64),
-            "asides": np.zeros(len(arrays["moments"]), code.ASIDE),
+            "asides": np.zeros(len(arrays["moments"]), copies.ASIDE),
             "told": np.zeros(2 + 2 * max(most, work.n_experts), np.int64),
         }
         self._ours, self.told = ours, ours["told"]
@@ -88,10 +88,10 @@ class CompiledLink:
             "piece_size": piece, "ahead": PIECES_AHEAD * piece, "long": LONG_BYTES, "n_held": held,
             "slice_ns": SLICE_NS,
         }  # fmt: skip
-        copies = np.zeros((), code.COPIES)
+        record = np.zeros((), copies.COPIES)
         for name, number in numbers.items():
-            copies[name] = number
-        self.c: Any = copies[()]
+            record[name] = number
+        self.c: Any = record[()]
         self.both: tuple[int, int] = (address(np.asarray(self.m)), address(np.asarray(self.c)))
         """Their addresses."""
 
@@ -112,11 +112,11 @@ class CompiledLink:
 
     def poll(self) -> None:
         """See what has arrived, and let more follow."""
-        code.poll(*self.both)
+        driven.poll_link(*self.both)
 
     def kick(self, some: bool = False) -> None:
-        """See ``realrun.device.copy_link.CopyLink.kick``."""
-        code.kick(*self.both, some)
+        """See ``sim.compiled.copies.kick``."""
+        driven.kick_link(*self.both, some)
 
     def busy_ns(self) -> int:
         """How long the copying stream has had something to do, by the host's clock."""
@@ -125,7 +125,7 @@ class CompiledLink:
 
     def close(self) -> None:
         """The run is over: count what is left on its way."""
-        code.end_run(*self.both)
+        driven.end_run(*self.both)
 
     def forget(self) -> None:
         """The device is at rest: let go of the driver's events."""
@@ -145,13 +145,13 @@ class CompiledRun(RealRun):
         assert work is not None
         self.link = CompiledLink(self.device, store, work, self.plan, terms, check, room)
         self.cache = self.link.buffer
-        self._both = self.link.both
+        self._both: tuple[int, int] = self.link.both
         self._kept: deque[Event] = deque(maxlen=KEPT)
         self._late_asides: list[tuple[Event, int]] = []
         self._happened = 0
 
     def _prepare(self) -> None:
-        for function, more in code.CALLED.items():
+        for function, more in driven.CALLED.items():
             function.prepare(*self._both, *more)
         super()._prepare()
 
@@ -166,8 +166,8 @@ class CompiledRun(RealRun):
 
     def copy_all(self) -> None:
         """Have every expert there before the first step, which counts nowhere."""
-        code.demand_all(*self._both)
-        self._wait(code.await_link, "all experts before step", 0)
+        driven.demand_all(*self._both)
+        self._wait(driven.await_link, "all experts before step", 0)
         self.link.arrays["counts"]["demand_bytes"] = 0
 
     def _end(self) -> None:
@@ -185,7 +185,7 @@ class CompiledRun(RealRun):
         link, plan, both = self.link, self.plan, self._both
         needed, at = list(call.pairs), call.number
         decision = self._decide_before(self._at_moments.get(at + number + 1), number)
-        size = code.begin_call(*both, at)
+        size = driven.begin_call(*both, at)
         hosted: list[int] = []
         if plan.host is not None:
             told = link.told.tolist()
@@ -215,7 +215,7 @@ class CompiledRun(RealRun):
 
     def _claim(self, at: int, begin: int, size: int) -> tuple[int, list[int], list[tuple[int, bool]]]:
         """Where the wave of a call ends, which of it is ready, and what is waited for and was late at the look-up."""
-        end = code.claim_wave(*self._both, at, begin, size)
+        end = driven.claim_wave(*self._both, at, begin, size)
         told = self.link.told[: 2 + 2 * (end - begin)].tolist()
         split = 2 + 2 * told[0]
         waiting = [(told[i], told[i + 1] > 0) for i in range(split, len(told), 2)]
@@ -242,21 +242,21 @@ class CompiledRun(RealRun):
             last = self._launch(call, [expert], there)
         if wave[1] > wave[0]:
             self._kept.append(last)
-            code.hold(*self._both, self.link.driver.handle(last), *wave)
+            driven.hold(*self._both, self.link.driver.handle(last), *wave)
         if waiting:
             self.link.poll()
 
     def _stand_still_until(self, at: int, experts: list[int], late: bool, since: Event | None = None) -> Event:
         idle = self.device.compute.mark() if since is None else since
         for expert in experts:
-            self._wait(code.await_copy, "a slot for expert", expert, expert, since is not None)
+            self._wait(driven.await_copy, "a slot for expert", expert, expert, since is not None)
         end: Event = self.device.compute.mark()
         (self.times.stall_late if late else self.times.stall_demand).append((at, idle, end))
         return end
 
     def _stand_still_for_others(self, call: int) -> None:
         if self.plan.ring or self.plan.insist:
-            count = int(code.still_under_way(*self._both, call))
+            count = int(driven.still_under_way(*self._both, call))
             if count:
                 self._stand_still_until(call, self.link.told[:count].tolist(), late=True)
 
@@ -269,7 +269,7 @@ class CompiledRun(RealRun):
     def _wait(self, function: Any, what: str, number: int, *arguments: Any) -> None:
         """Call a function that waits for ``what`` until that is there. Raises as ``_until``."""
         self._waits_for, self._moved_at = (what, number), time.monotonic()
-        while function(*self._both, *arguments) != code.DONE:
+        while function(*self._both, *arguments) != driven.DONE:
             self._look_around()
         if self.link.c["failed"]:
             self._look_around()
@@ -282,7 +282,7 @@ class CompiledRun(RealRun):
         for index, (event, moment) in enumerate(self._late_asides):
             if event.query():
                 del self._late_asides[index]
-                code.ask(*self._both, moment, 0)
+                driven.ask(*self._both, moment, 0)
                 self.link.kick()
                 break
         if not self._late_asides:
@@ -292,7 +292,7 @@ class CompiledRun(RealRun):
         self._look_at_clock()
 
     def _look_after_link(self, some: bool = False) -> None:
-        code.look(*self._both)
+        driven.look_after_link(*self._both)
         self._look_around()
 
     def _await(
@@ -300,14 +300,14 @@ class CompiledRun(RealRun):
     ) -> None:  # fmt: skip
         handle = self.link.driver.handle(event)
         if handle:
-            self._wait(code.await_event, what, number, handle, some, demands_follow)
+            self._wait(driven.await_event, what, number, handle, some, demands_follow)
         else:
             self._until(event.query, what, number, some)
         if not demands_follow and self._stop():
             raise StopRequested
 
     def _await_free(self) -> None:
-        self._wait(code.await_free, "earlier kernels in layer call", int(self.link.m["passed"]))
+        self._wait(driven.await_free, "earlier kernels in layer call", int(self.link.m["passed"]))
 
     # -- the policy ----------------------------------------------------------------------------------------------
 
@@ -319,9 +319,9 @@ class CompiledRun(RealRun):
                 self._revalue(decision)
             self._ask(decision)
         if streams := self._streams(at):
-            code.stream_layer(*both, at + 1)
+            driven.stream_layer(*both, at + 1)
         if plan.host is not None and plan.host.insert:
-            code.insert_hosted(*both, at)
+            driven.insert_hosted(*both, at)
         elif not streams and decision is None:
             return
         self.link.kick()
@@ -332,16 +332,16 @@ class CompiledRun(RealRun):
         return self.plan.stream_prefill and not self.link.phase and (at + 1) % self.n_layers != 0
 
     def _revalue(self, decision: Any) -> None:
-        code.revalue(*self._both, decision.which)
+        driven.revalue(*self._both, decision.which)
 
     def _ask(self, decision: Any) -> None:
         if not decision.predict_ns or self.plan.prediction.critical:
-            code.ask(*self._both, decision.which, 0)
+            driven.ask(*self._both, decision.which, 0)
             return
         event = self._predictions.begin(decision.predict_ns, critical=False)
         if handle := self.link.driver.handle(event):
             self._kept.append(event)
-            code.ask(*self._both, decision.which, handle)
+            driven.ask(*self._both, decision.which, handle)
         else:
             self._late_asides.append((event, decision.which))
             self.link.c["slice_ns"] = SHORT_SLICE_NS
@@ -350,4 +350,4 @@ class CompiledRun(RealRun):
         """Nothing is put off."""
 
     def _stream_layer(self, call: int) -> None:
-        code.stream_layer(*self._both, call)
+        driven.stream_layer(*self._both, call)

@@ -132,7 +132,6 @@ class RealRun(Loop):
             return self._outcome(complete)
 
     def _moments(self) -> dict[int, Any]:
-        """What the plan decides at each moment."""
         return self.plan.by_moment(self.work.n_experts)
 
     # -- before the first step -----------------------------------------------------------------------------------
@@ -365,7 +364,6 @@ class RealRun(Loop):
         self.times.stall_host.append((call.number, idle, self.device.compute.mark()))
 
     def _end(self) -> None:
-        """The device is at rest: let go of what the run alone has."""
         if self._hosted:
             self._hosted.close()
 

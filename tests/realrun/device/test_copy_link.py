@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from realrun.device import compiled_link
 from realrun.device.faults import RunError
 from realrun.device.host_device import HostDevice
 from realrun.engine.replay_loop import RealRun
+from sim.compiled import driven
 from sim.plan import Plan, Requests
 from tests.support.real_worlds import SIZE, chain, real_run, real_world, staged
 
@@ -53,8 +53,8 @@ def test_a_demand_overtakes_at_a_chunk_boundary_in_compiled_code_too(monkeypatch
     world = real_world(chain([0, 1, 2, 3, 4, 5, 6], n_experts=8), slots=8)
     handed: list[tuple[int, int]] = []
     asked = threading.Event()
-    claim = compiled_link.claim_wave
-    monkeypatch.setattr(compiled_link, "claim_wave", lambda *given: (claim(*given), asked.set())[0])
+    claim = driven.claim_wave
+    monkeypatch.setattr(driven, "claim_wave", lambda *given: (claim(*given), asked.set())[0])
     with staged(world) as (rig, predictions):
         device: Any = rig.device
         begins = [rig.store.expert(expert).data_ptr() for expert in range(8)]

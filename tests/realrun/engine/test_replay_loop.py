@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from realrun.device import compiled_link
 from realrun.device.faults import RunError
 from realrun.engine.compiled_run import CompiledRun
 from realrun.engine.portions import AT_ONCE, SEVERAL_AT_ONCE, few_rows, portions
 from realrun.engine.replay_loop import RealRun
+from sim.compiled import driven
 from sim.log import HOSTED, MISS
 from sim.plan import Plan, Prediction, Requests
 from tests.support.real_worlds import (
@@ -105,7 +105,7 @@ def test_a_plan_says_whether_its_decisions_stand_before_the_look_up(before: bool
         return lambda *given, **more: (happened.append(what), method(*given, **more))[1]
 
     monkeypatch.setattr(CompiledRun, "_ask", noted("asked", CompiledRun._ask))
-    monkeypatch.setattr(compiled_link, "begin_call", noted("looked up", compiled_link.begin_call))
+    monkeypatch.setattr(driven, "begin_call", noted("looked up", driven.begin_call))
     prediction = Prediction(np.array([1, 4]), np.array([1000, 0]), before_demands=before)
     run_on_cpu(world, Plan(prediction=prediction))
     decided, other = ["asked", "looked up"] if before else ["looked up", "asked"], ["looked up"]
@@ -292,7 +292,7 @@ def test_a_device_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
         wait(self, function, what, *rest)
 
     monkeypatch.setattr(CompiledRun, "_wait", impatient)
-    monkeypatch.setattr(compiled_link, "hold", lambda *_: None)
+    monkeypatch.setattr(driven, "hold", lambda *_: None)
     world = real_world(chain([0, 1]), slots=1)  # the slot is never let go of
     with staged(world) as (rig, predictions), pytest.raises(RunError, match="waiting for a slot for expert 1"):
         real_run(world, Plan(), rig, predictions).execute()
