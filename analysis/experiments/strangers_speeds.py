@@ -96,7 +96,7 @@ def summary(data: Data, kind: str | None = None, key: str = "simulated") -> dict
 def sheets(data: Data) -> list[Sheet]:
     """Speeds side by side, how far off they are, what sources state, and what was left out."""
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in data["rows"])]
-    columns = ["row", "measured", "simulated", "error", "corrected", "error", "eager", "µs a layer", "explained by"]
+    columns = ["row", "measured", "simulated", "error", "corrected", "error", "eager", "µs a layer"]
     speeds = [
         Sheet(f"Tokens/s: {kind}", columns, [_cells(row) for row in data["rows"] if row["kind"] == kind])
         for kind in kinds
@@ -111,8 +111,10 @@ def sheets(data: Data) -> list[Sheet]:
     prompts = [[row["name"], *_prompt_cells(row["prompt"])] for row in data["rows"] if row["prompt"]]
     stated = [[row.name, row.states, row.unknown, row.source] for row in rows()]
     out = [[one["source"], one["what"], one["why"]] for one in left_out()]
+    figures = list(dict.fromkeys(name for row in data["rows"] for name in row["explained"]))
     return [
         *speeds,
+        Sheet("What one figure alone would have to be multiplied by", ["row", *figures], _explained(data, figures)),
         Sheet("How far off", heads, errors, notes("strangers", share=data["share"])),
         Sheet("Tokens/s of prompts", ["row", "tokens", "measured", "simulated", "error"], prompts),
         Sheet("What the sources state", ["row", "states", "unknown", "source"], stated, detail=True),
@@ -122,8 +124,6 @@ def sheets(data: Data) -> list[Sheet]:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     changed = row["corrected"] != row["simulated"]
-    by = ", ".join(f"{name} × {factor:.2g}" for name, factor in row["explained"].items())
-    missing = "no single figure" if abs(row["simulated"] / row["measured"] - 1) > NEAR else NOTHING
     return [
         row["name"],
         number(row["measured"], 1),
@@ -133,8 +133,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         _error(row, "corrected") if changed else NOTHING,
         number(row["eager"], 1),
         number(row["lacking_us"], 0),
-        by or missing,
     ]
+
+
+def _explained(data: Data, figures: Sequence[str]) -> list[list[str]]:
+    """Of each row that misses, the factor of each figure that would give the measured speed."""
+    missing = [row for row in data["rows"] if abs(row["simulated"] / row["measured"] - 1) > NEAR]
+    shown = [[f"{row['explained'][name]:.2g}" if name in row["explained"] else NOTHING for name in figures]
+             for row in missing]  # fmt: skip
+    return [[row["name"], *factors] for row, factors in zip(missing, shown, strict=True)]
 
 
 def _prompt_cells(prompt: Mapping[str, Any]) -> list[str]:

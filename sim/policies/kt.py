@@ -87,6 +87,7 @@ class Kt(HostingPolicy):
             moment=np.where(which > 0, view.moment(begin[which], view.n_layers), 0),
             call=until[which] * view.n_layers + layer,
             expert=layer * view.n_experts + expert,
+            priority=begin[which] * view.n_layers + layer,
         )
         host = self._host(trips=self.setting.model.top_k, stream_from=self.parameters.stream_from)
         return Plan(eviction="score", values=values, requests=requests, host=host)

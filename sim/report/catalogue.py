@@ -259,7 +259,7 @@ def policy_view(name: str) -> Group:
             table.add_row(key, default, _range(schema), schema.get("description", ""))
         parts += [Text(), table]
     if entry["variants"]:
-        variants = ", ".join(variant.replace(",", " ") for variant in entry["variants"])
+        variants = "; ".join(entry["variants"])
         parts.append(Text(f"variants that a comparison of all policies shows as well: {variants}"))
     return Group(*parts, Text(f"needs: {_needs(entry) or '–'}"), Text(f"module: {entry['module']}", style="dim"))
 

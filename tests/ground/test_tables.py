@@ -124,6 +124,8 @@ def test_tables_of_every_experiment_have_whole_cells_in_80_columns(name: str) ->
     for sheet in experiment.sheets(read(RESULTS / f"{name}.json", experiment)):
         lines = lines_of(sheet, 80)
         assert max(map(len, lines)) <= 80
+        if sheet.detail:  # sentences and addresses, which go over lines
+            continue
         shown = {cell for row in cells_of(lines) for cell in row}
         assert shown | {""} == {cell for row in sheet.rows for cell in row} | {""}
 
