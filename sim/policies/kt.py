@@ -79,12 +79,13 @@ class Kt(HostingPolicy):
         values = latest_values(
             view.n_layers, np.concatenate(moments), np.append(layer, layer[chosen]), np.concatenate(worth)
         )
-        until = np.append(step, view.n_steps) - 1
-        stays = np.flatnonzero(until > np.append(-1, step))
+        asked = np.append(0, step + 1)  # as the step after the prompt begins: nobody knows yet whether that is a prompt
+        until = np.maximum(np.append(step, view.n_steps) - 1, asked)
+        stays = np.flatnonzero(asked < view.n_steps)
         which, layer, expert = np.nonzero(masks[stays])
         which = stays[which]
         requests = Requests.build(
-            moment=np.where(which > 0, view.moment(begin[which], view.n_layers), 0),
+            moment=view.moment(asked[which], 0),
             call=until[which] * view.n_layers + layer,
             expert=layer * view.n_experts + expert,
             priority=begin[which] * view.n_layers + layer,
