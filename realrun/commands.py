@@ -37,8 +37,7 @@ def replay_command(options: ReplayOptions) -> None:
     reports: list[Report] = []
     with written(options.json) as write:
         with open_rig(
-            here.model, options.device, shared=options.shared, limit=limit, seed=options.seed,
-            compiled=options.compiled, say=say,
+            here.model, options.device, shared=options.shared, limit=limit, seed=options.seed, say=say
         ) as rig, interruptible() as stop, Watch("replay") as watch:  # fmt: skip
             for one in runs:
                 progress = lambda steps, name=one.policy.name: watch.at(steps / total, name)  # noqa: E731

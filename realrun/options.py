@@ -60,9 +60,6 @@ class DeviceOptions:
         WholeNumber | None, Help("hold only so many experts, each standing for several others; default: all")
     ] = None
     host_memory: HostMemory = None
-    compiled: Annotated[
-        bool | None, Help("run the host's loop in compiled code; default: on a CPU, as no GPU has tried it yet")
-    ] = None
 
 
 @Parameter(name="*")

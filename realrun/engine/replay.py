@@ -89,8 +89,6 @@ def execute(
 
 def not_compiled(rig: Rig, work: Workload, plan: Plan) -> str | None:
     """Why a run of ``plan`` on ``rig`` has its loop in Python, in a line; None if it is compiled."""
-    if not rig.compiled:
-        return "--compiled was not given"
     if isinstance(rig.device, CudaDevice) and not rig.device.copies_by_driver:
         return "the driver's own functions cannot be called"
     return declined(work, plan)

@@ -29,8 +29,6 @@ class Rig:
     store: HostStore
     model: ModelSpec
     seed: int = 0
-    compiled: bool = True
-    """Whether the host's loop is compiled where it can be."""
     layers: Layers | None = None
     _room: Room | None = None
     _slot_bytes: int = 0
@@ -64,7 +62,7 @@ class Rig:
 @contextmanager
 def open_rig(
     model: ModelSpec, device: str = "cuda", *, shared: int | None = None, limit: int | None = None, seed: int = 0,
-    compiled: bool | None = None, say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Rig]:  # fmt: skip
     """Put the experts of ``model`` into pinned host memory for runs on ``device``.
 
@@ -74,7 +72,6 @@ def open_rig(
         shared: store only so many experts, each standing for several.
         limit: bytes of host memory that may be used.
         seed: of the random weights.
-        compiled: run the host's loop in compiled code where it can be; by default on a CPU.
         say: told in a line what takes long.
 
     Raises InputError for a device that is not there, too little memory of either kind, or memory that cannot be pinned.
@@ -87,8 +84,7 @@ def open_rig(
         say(f"host memory: {amount(host_bytes(stored, size))} for {stored} experts of {amount(size)}")
         store = HostStore(opened, experts, size, shared=shared, limit=limit, scale=model.hidden**-0.5, seed=seed)
         say(f"{store.describe()}, in {store.seconds:.1f} s")
-        cpu = opened.torch_device.type == "cpu"  # no GPU has run the compiled loop yet
-        rig = Rig(opened, store, model, seed, cpu if compiled is None else compiled)
+        rig = Rig(opened, store, model, seed)
         try:
             yield rig
         finally:

@@ -113,7 +113,7 @@ def validate(options: ValidateOptions, command: str) -> Record:
     repeats = options.repeat or (REPEATS if options.draw else None)
     record = Record(command, provenance | made_by(machine), interleaved=(repeats or 1) > 1, profile=profile)
     with open_rig(
-        first.model, options.device, shared=options.shared, limit=limit, compiled=options.compiled, say=say
+        first.model, options.device, shared=options.shared, limit=limit, say=say
     ) as rig, interruptible() as stop:  # fmt: skip
         for here in scenes:
             rig.layers_for(here)  # the longest of all traces: every run has the same
