@@ -27,7 +27,7 @@ MOST_PAIRS = 2**16
 
 
 class Rows(NamedTuple):
-    """The row of each pair of a call (P,), as numbers and, where rows are many, on the device as well."""
+    """The row of each pair of a call (P,), as numbers and, where there are several rows, on the device as well."""
 
     listed: list[int]
     there: "torch.Tensor | None" = None
@@ -79,12 +79,11 @@ class Experts:
 
 def _rows(states: "torch.Tensor", take: Rows, first: int, end: int) -> "torch.Tensor":
     """The rows of ``states`` that the pairs from ``first`` to ``end`` take, without a copy where it is one."""
-    if states.shape[0] == 1:
-        return states
-    if take.there is not None:
-        return states.index_select(0, take.there[first:end])
-    row = take.listed[first]
-    return states[take.listed[first:end]] if end - first > 1 else states[row : row + 1]
+    if end - first == 1:
+        row = take.listed[first]
+        return states[row : row + 1]
+    assert take.there is not None
+    return states.index_select(0, take.there[first:end])
 
 
 def matrices(weights: "torch.Tensor", hidden: int, inner: int, gated: bool) -> "tuple[torch.Tensor, torch.Tensor]":

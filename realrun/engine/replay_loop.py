@@ -160,7 +160,7 @@ class RealRun(Loop):
             self.layers.launch(step, layer, prompt)
             if layer < self.work.n_layers:
                 self.layers.launch_shared(step, layer)
-        (take,) = self._take(np.zeros((1, step.rows * step.top_k), np.int64), prompt)
+        (take,) = self._take(np.zeros((1, step.rows * step.top_k), np.int64))
         for count in sorted(served):
             slots, pairs = [0], [(0, count)]
             self.device.compute.launch(self.experts.launch, step.states, step.outputs, slots, pairs, take)
@@ -219,12 +219,13 @@ class RealRun(Loop):
             return step, [Rows([0] * top_k)] * self.work.n_layers
         take, give = pairs_of(routes, none=count * top_k)
         step.choose(give if count > 1 or (routes < 0).any() else None, self.device)
-        return step, self._take(take, prompt)
+        return step, self._take(take)
 
-    def _take(self, take: np.ndarray, prompt: bool) -> list[Rows]:
-        """Rows of pairs of each layer (L, P), on the device as well where they are many."""
-        if not prompt:
-            return [Rows(row) for row in take.tolist()]
+    def _take(self, take: np.ndarray) -> list[Rows]:
+        """Rows of pairs of each layer (L, P), on the device as well.
+
+        They are copied there once a step: a copy for each expert would wait behind experts on the same link.
+        """
         there = the_torch().from_numpy(take).to(self.device.torch_device)
         return [Rows(*both) for both in zip(take.tolist(), there.unbind(0), strict=True)]
 
