@@ -51,6 +51,11 @@ class Service:
         """BATCHES of which two are full at first."""
         return tuple(batch for batch in BATCHES if 2 * batch <= self.sequences)
 
+    @property
+    def single_batches(self) -> tuple[int, ...]:
+        """BATCHES of which one is full at first, but no second."""
+        return tuple(batch for batch in BATCHES if batch <= self.sequences < 2 * batch)
+
     def to_json(self) -> dict[str, Any]:
         """Of which model and data set it is, and whether its predictions are of another."""
         return {"model": self.model.name, "data": self.data, "sequences": self.sequences, "in_domain": self.in_domain}

@@ -7,6 +7,9 @@ came. *Code* is what the published code does: slots split evenly, a layer that w
 no correction, and predictions that were made beforehand. Where a trace carries no predictions, an oracle stands in that
 is right in 90 %, and there is no scheduler.
 
+Two full batches are in a data set wherever tokens are regrouped. Where it has sequences for only one, that decodes
+without a scheduler, and has no interval: three quarters of its sequences do not fill it.
+
 Rivals: *cache-moe* is the paper of Mixtral-offloading, an LRU cache a layer and what the next layer's gate names; its
 published *code* has the cache alone and copies the expert that leaves back to the host. *Lru* is that cache without
 copying back. *Se-moe* has memory for two whole layers, whatever the slots; at *equal bytes* it copies a layer in waves.
@@ -31,6 +34,7 @@ from analysis.expertflow import (
     ratio,
     rivals,
     shown,
+    way,
 )
 from analysis.options import ExperimentOptions
 from analysis.pages.drawing import Figure, panels
@@ -50,13 +54,18 @@ UNDRAWN = (CODE, "se-moe, equal bytes", "pregated-moe", "all-in-gpu")
 def measure(options: ExperimentOptions) -> Data:
     """Every way on every data set with all slots and batches, and ExpertFlow's ratios over the others."""
     pairs = [(mine, over) for mine in (OURS, AT_PAPERS, ENGINE) for over in RIVALS]
-    cells = contest(places(services(options)), lambda one: ours(one) | rivals(), pairs, options, "throughput", UNDRAWN)
-    return {"cells": cells, "made": made(options)}
+    found = services(options)
+    cells = contest(places(found), lambda one: ours(one) | rivals(), pairs, options, "throughput", UNDRAWN)
+    alone = [(one, slots, batch) for one in found for slots in one.slots for batch in one.single_batches]
+    ways = lambda one: {ENGINE: way(one, scheduled=False)} | rivals()  # noqa: E731
+    single = contest(alone, ways, pairs, options, "throughput of one batch", (ENGINE, *RIVALS))
+    return {"cells": cells, "single": single, "made": made(options)}
 
 
 def sheets(data: Data) -> list[Sheet]:
     """Claims beside simulated ratios; ratios by slots and batch; then speeds."""
-    return [_claims(data), *(_by_place(data, over) for over in ("cache-moe", "se-moe", "lru")), _runs(data)]
+    by_place = [_by_place(data, over) for over in ("cache-moe", "se-moe", "lru")]
+    return [_claims(data), *by_place, _single(data), _runs(data)]
 
 
 def _claims(data: Data) -> Sheet:
@@ -93,6 +102,17 @@ def _by_place(data: Data, over: str) -> Sheet:
         rows.append([model, which, str(slots), *cells])
     columns = ["model", "data", "slots", *(f"batch {batch}" for batch in batches)]
     return Sheet(f"Simulated: ExpertFlow over {over}", columns, rows, long=True)
+
+
+def _single(data: Data) -> Sheet:
+    """Where a data set fills one batch: ExpertFlow without a scheduler over the rivals."""
+    rows = [
+        [cell["model"], label(cell), str(cell["slots"]), str(cell["batch"]),
+         *(interval(ratio(cell, ENGINE, over)) for over in RIVALS)]
+        for cell in data["single"]
+    ]  # fmt: skip
+    columns = ["model", "data", "slots", "batch", *RIVALS]
+    return Sheet("Simulated: ExpertFlow without a scheduler over rivals, one full batch", columns, rows, long=True)
 
 
 def _runs(data: Data) -> Sheet:
