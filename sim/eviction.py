@@ -265,6 +265,34 @@ class ScoreCount(Score):
         super().needed(expert, next_call)
 
 
+class Scored(Rule):
+    """Lowest worth first, as a plan's scorer reckons it while the run goes (``sim.scorer``); ties by recency."""
+
+    by_scorer = True
+
+    def __init__(self, first_call: np.ndarray) -> None:
+        self._seen: dict[int, int] = {}
+        self._clock = 0
+        self._worths = [0] * len(first_call)
+
+    def needed(self, expert: int, next_call: int) -> None:
+        self._clock += 1
+        self._seen[expert] = self._clock
+
+    def loaded(self, expert: int) -> None:
+        if expert not in self._seen:
+            self.needed(expert, NEVER)
+
+    def evicted(self, expert: int) -> None:
+        self._seen.pop(expert, None)
+
+    def valued(self, first: int, values: np.ndarray) -> None:
+        self._worths[first : first + len(values)] = values.tolist()
+
+    def candidates(self) -> Iterable[int]:
+        return sorted(self._seen, key=lambda expert: (self._worths[expert], self._seen[expert]))
+
+
 class NextUse(Ranked):
     """Belady's MIN: the expert needed farthest in the future goes first (L. A. Belady, IBM Systems J. 5(2), 1966)."""
 
@@ -296,6 +324,7 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "score-recent": RecentScore,
     "score-lfu": ScoreLFU,
     "score-count": ScoreCount,
+    "scored": Scored,
     "next-use": NextUse,
 }
 """The rules by name."""
@@ -318,6 +347,11 @@ def foresees(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
 def goes_by_values(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
     """Whether that is the name of a rule that needs a plan's values. Raises InputError for an unknown name."""
     return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_values", False))
+
+
+def goes_by_scorer(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
+    """Whether that is the name of a rule that needs a plan's scorer. Raises InputError for an unknown name."""
+    return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_scorer", False))
 
 
 def largest_factor(eviction: str | Callable[[np.ndarray], Eviction], uses: int) -> int:

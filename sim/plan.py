@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import Eviction, goes_by_values, largest_factor
+from sim.eviction import Eviction, goes_by_scorer, goes_by_values, largest_factor
 from sim.plan_checks import PlanError, at_fault, check_integers, check_number, check_switch
+from sim.scorer import Scorer
 from sim.shares import Shares
 
 SWITCHES = (
@@ -281,6 +282,7 @@ class Plan:
             slot nor on their way. The others are left out. 0 for no such limit.
         only_idle: requests made while the link moves something issue no copy.
         values: values for the rules that go by them, or None.
+        scorer: what reckons worths while the run goes, for the rule ``scored``, or None.
         prediction: what predicting costs.
         stream_prefill: while a layer of a prefill computes, copy the next layer's experts behind this layer's demands.
         ring: begin with a copy of the first layer as a whole, while any layer computes copy the whole next one (after
@@ -308,6 +310,7 @@ class Plan:
     most_issued: int = 0
     only_idle: bool = False
     values: Values | None = None
+    scorer: Scorer | None = None
     prediction: Prediction = field(default_factory=Prediction)
     stream_prefill: bool = False
     ring: bool = False
@@ -336,6 +339,8 @@ class Plan:
             raise at_fault("prediction", type(self.prediction).__name__, "a Prediction")
         self.prediction.check(n_layers, n_steps)
         self._check_eviction(n_steps)
+        if self.scorer is not None:
+            self.scorer.check(n_steps * n_layers)
         if self.discipline not in get_args(Discipline):
             raise at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         if self.host is not None and (self.everything_resident or self.ring):
@@ -362,6 +367,8 @@ class Plan:
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
         largest = 0 if self.values is None else self.values.largest()
+        if (self.scorer is not None) != goes_by_scorer(self.eviction):
+            raise at_fault("scorer", type(self.scorer).__name__, "a Scorer with eviction 'scored', and with no other")
         if self.values is None and by_values:
             raise at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
         if factor > 1 and largest * factor >= 2**63:

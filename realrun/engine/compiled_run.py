@@ -56,6 +56,7 @@ class CompiledLink:
         self.buffer = SlotBuffer(device, store.size, every, capacity, room)
         self.m: Any = machine.record
         self.m["real"], self.m["host_acts"], self.m["host_copies_ahead"] = True, False, 0
+        self.m["score_beside"] = False  # what reckoning takes, the host's thread takes
         transfers = arrays["transfers"]
         transfers["body"], transfers["startup"] = store.size, 0
         places = [np.array(slots, np.int64) for slots in self.buffer.of_pools]

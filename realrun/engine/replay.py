@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ground.errors import InputError
 from realrun.device.cuda_device import CudaDevice
 from realrun.device.faults import RunError, SlotFault
 from realrun.engine.predicting import Predictions
@@ -75,7 +76,10 @@ def execute(
 ) -> Outcome:  # fmt: skip
     """As ``run``, but everything that was measured instead of a report; ``keep_outputs``: each step's logits too."""
     kind = RealRun
-    if not_compiled(rig, scene.work, plan) is None:
+    reason = not_compiled(rig, scene.work, plan)
+    if reason is not None and plan.scorer is not None:
+        raise InputError(f"a plan with a scorer runs in a compiled loop alone: {reason}")
+    if reason is None:
         from realrun.engine.compiled_run import CompiledRun as kind  # it imports numba
 
     layers = rig.layers_for(scene)

@@ -226,6 +226,8 @@ class Planner:
             plan = self.policy.plan(self.policy.view(live.trace(), work))
         plan.check(layers, live.shape.experts, 1)
         if self.plan is None:
+            if plan.scorer is not None:
+                raise InputError(f"policy {self.policy.name}: its plan has a scorer, which only a replay runs")
             self.plan = plan
             # A rule that neither asks nor learns at a first step, whose values and predictions are none, never does.
             self._always_silent = plan.requests is None and plan.values is None and not len(plan.prediction.moment)

@@ -46,6 +46,7 @@ from sim.compiled.machine import (
     transfer_at,
 )
 from sim.compiled.order import share_out, valued
+from sim.compiled.scoring import announce
 from sim.log import HOSTED
 from sim.run.slots import RESIDENT
 
@@ -122,6 +123,8 @@ def await_copy(machine: int, copies: int, expert: int, used: bool) -> int:
 def begin_call(machine: int, copies: int, number: int) -> int:
     """Look the experts of a call up; returns how many run on the GPU. Told: the look-ups that run on the host."""
     m, c = machine_at(machine, 0), copies_at(copies, 0)
+    if m.scores:
+        announce(m, number)
     size, hosted = begin(m, number, number % m.n_layers)
     told = 0
     if hosted:

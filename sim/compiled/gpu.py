@@ -26,6 +26,7 @@ from sim.compiled.machine import (
     transfer_at,
 )
 from sim.compiled.order import share_out, valued
+from sim.compiled.scoring import announce
 from sim.compiled.slots import allot, landed
 from sim.run.slots import RESIDENT
 from traces.schema import PREFILL
@@ -105,6 +106,8 @@ def _call(m: Any, step: int, layer: int) -> bool:
     if m.before_demands and _is_due(m, call + step + 1):
         number_at(m.predict, step).n += _decide(m)
         kick(m)
+    if m.scores:
+        _score(m, step, call)
     wave = layer_at(m.layers, layer).fit
     if m.host_acts:
         advance(m, m.now + looked_up(m, number_at(m.offsets, call + 1).n - number_at(m.offsets, call).n))
@@ -132,6 +135,15 @@ def _call(m: Any, step: int, layer: int) -> bool:
     if hosted:
         wait_for_host(m, call, host_ends if m.beside else m.now + host_ns(m, call))
     return True
+
+
+@inlined
+def _score(m: Any, step: int, call: int) -> None:
+    """Show a plan's scorer a route, which the step may wait for."""
+    if not m.score_beside:
+        advance(m, m.now + number_at(m.score_ns, call).n)
+        number_at(m.predict, step).n += number_at(m.score_ns, call).n
+    announce(m, call)
 
 
 @inlined

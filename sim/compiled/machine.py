@@ -6,7 +6,7 @@ Words mean what they mean in ``sim.run.slots`` and ``sim.run.link``.
 """
 
 from dataclasses import dataclass, fields
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from sim.machine.loop_overheads import HostTimes
 from sim.plan import Discipline, Plan
 from sim.run.terms import RunTerms, Slots
 from sim.schedules.pipeline import LANES, Preparation
+from sim.scorer import Scoring
 from sim.workload import Workload
 
 NOBODY = -1
@@ -119,7 +120,7 @@ _LOG = ("finish", "found", "stall_demand", "stall_late", "predict", "stall_host"
 _ADDRESSES = (*_CALLS, *_LOG, "next_call", "phase_of", "to_host", "copied", "host_alone", "host_shared",
               "split_wave_ns", "single", "slots", "transfers", "pools", "groups", "share_table", "layers", "counts",
               "leaving", "queue", "aside", "pieces", "moments", "requests", "valued", "table", "move_ns", "tasks",
-              "tasks_of", "lanes")  # fmt: skip
+              "tasks_of", "lanes", "leaves", "score_ns", "score_due")  # fmt: skip
 # Settings of a run, as work, plan and prediction have them, and those that are worked out.
 _OF_WORK = ("chained", "launch_ns", "beside_copy_ns", "n_layers", "n_experts")
 _OF_PLAN = ("keep", "stream_prefill", "ring", "insist", "write_back", "everything_resident", "most_issued", "only_idle")
@@ -127,8 +128,9 @@ _OF_HOST = tuple(field.name for field in fields(HostTimes))  # here with host_ b
 _OF_PREDICTION = ("critical", "prompt_ns", "before_demands")
 _OTHERS = ("shared", "rule", "foresees", "discipline", "chunks", "host", "beside", "n_slots", "n_pools", "n_moments",
            "n_steps", "waits", "parts", "moves", "prepares", "host_acts", "yields", "splits",
-           "insert", "insert_each", "host_call", "real")  # fmt: skip
-_SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *(f"host_{name}" for name in _OF_HOST))
+           "insert", "insert_each", "host_call", "real", "scores", "score_beside")  # fmt: skip
+_OF_SCORER = ("score_state", "score_observe", "score_worths", "worths")
+_SETTINGS = (*_OF_WORK, *_OF_PLAN, *_OF_PREDICTION, *_OTHERS, *_OF_SCORER, *(f"host_{name}" for name in _OF_HOST))
 _STATE = (
     "now",
     "phase",
@@ -146,6 +148,9 @@ _STATE = (
     "last_demand",
     "n_queued",
     "inserted",  # experts that ran on the host and were requested, in this step
+    "announced",  # calls whose routes a scorer may see, and which it has seen
+    "observed",
+    "scored_until",  # when it will have seen all of them
     "host_free",  # when the host's thread will have done all that has come up so far
 )
 MACHINE = np.dtype([(name, np.int64) for name in (*_ADDRESSES, *_SETTINGS, *_STATE)])
@@ -173,6 +178,8 @@ class Machine:
     record: np.void
     arrays: dict[str, np.ndarray]
     heaps: tuple[Heaps, ...]
+    code: Any = None
+    """What computes worths, by address."""
 
     def log(self) -> Log:
         """What the run left behind."""
@@ -244,10 +251,14 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "tasks": _tasks(terms.preparation),
         "tasks_of": _whole(terms.preparation.offsets if terms.preparation else None),
         "lanes": np.zeros(len(LANES), np.int64),
+        "leaves": np.zeros(n_slots if plan.scorer else 0, np.uint8),
+        "score_ns": _whole(plan.scorer.ns if plan.scorer else None),
+        "score_due": np.zeros(work.n_calls if plan.scorer else n_slots, np.int64),
     }
     machine = np.zeros((), MACHINE)
     for name in _ADDRESSES:
         machine[name] = address(arrays[name])
+    code = Scoring(plan.scorer, n_slots).code if plan.scorer else None
     settings = {
         **{name: getattr(work, name) for name in _OF_WORK},
         **{name: getattr(plan, name) for name in _OF_PLAN},
@@ -271,6 +282,9 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
         "insert_each": plan.host.insert_each if plan.host is not None else 0,
         "host_call": plan.host.call_ns if plan.host is not None else 0,
         "real": False,
+        "scores": code is not None,
+        "score_beside": plan.scorer is not None and plan.scorer.beside,
+        **(dict.fromkeys(_OF_SCORER, address(arrays["score_due"])) if code is None else code.addresses),
         "n_steps": n_steps,
         "n_slots": n_slots,
         "n_pools": n_pools,
@@ -281,7 +295,7 @@ def build(work: Workload, plan: Plan, terms: RunTerms) -> Machine:
     for name in ("passed", "running", "paused", "committed", "busy_until", "boundary", "first_demand", "last_demand"):
         machine[name] = -1
     machine["ending"] = FOREVER
-    return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside))
+    return Machine(cast(np.void, machine[()]), arrays, (leaving, queue, aside), code)
 
 
 def _whole(numbers: np.ndarray | None) -> np.ndarray:

@@ -9,17 +9,28 @@ from typing import Any
 
 from sim.compiled.heap import contains, largest, push, remove, top
 from sim.compiled.jit import inlined, inner
-from sim.compiled.machine import NOBODY, RULES, group_at, heap_at, number_at, slot_at, valued_at
+from sim.compiled.machine import (
+    FOREVER,
+    NOBODY,
+    RULES,
+    byte_at,
+    group_at,
+    heap_at,
+    number_at,
+    slot_at,
+    valued_at,
+)
+from sim.compiled.scoring import refresh
 from sim.eviction import ADDED, COUNTS, HALF, OCTAVE
 from sim.run.slots import RESIDENT
 
 COMPILED = (
     "lru", "fifo", "lfu", "perfect-lfu", "lfu-mfu", "lfru", "decayed-lfu", "least-stale", "score", "score-recent",
-    "score-lfu", "score-count", "next-use",
+    "score-lfu", "score-count", "scored", "next-use",
 )  # fmt: skip
 (
     LRU, FIFO, LFU, PERFECT_LFU, LFU_MFU, LFRU, DECAYED_LFU, LEAST_STALE, SCORE, RECENT_SCORE, SCORE_LFU,
-    SCORE_COUNT, NEXT_USE,
+    SCORE_COUNT, SCORED, NEXT_USE,
 ) = map(RULES.index, COMPILED)  # fmt: skip
 
 
@@ -37,6 +48,8 @@ def needed(m: Any, expert: int, next_call: int) -> None:
         slot.uses += 1
     if _by_rank(m):
         _rank(m, expert)
+    elif m.rule == SCORED:
+        _note(m, expert)
 
 
 @inlined
@@ -52,6 +65,8 @@ def loaded(m: Any, expert: int) -> None:
     if not slot_at(m.slots, expert).ranked:
         if _by_rank(m):
             _rank(m, expert)
+        elif m.rule == SCORED:
+            _note(m, expert)
         else:
             _to_newest(m, expert)
 
@@ -60,7 +75,7 @@ def loaded(m: Any, expert: int) -> None:
 def evicted(m: Any, expert: int) -> None:
     """``expert`` left its slot."""
     slot = slot_at(m.slots, expert)
-    if slot.ranked and not _by_rank(m):
+    if slot.ranked and not _by_rank(m) and m.rule != SCORED:
         _unlink(m, expert)
     if m.rule == LFU or m.rule == LFU_MFU or m.rule == SCORE_LFU or m.rule == LFRU or m.rule == LEAST_STALE:
         slot.uses = 0
@@ -91,6 +106,8 @@ def may_leave(m: Any, expert: int) -> None:
     if _by_rank(m):
         slot = slot_at(m.slots, expert)
         push(_heap(m, slot.group, slot.wanted), expert, slot.rank, slot.tie)
+    elif m.rule == SCORED:
+        byte_at(m.leaves, expert).n = 1 + slot_at(m.slots, expert).wanted
 
 
 @inlined
@@ -99,6 +116,8 @@ def must_stay(m: Any, expert: int) -> None:
     if _by_rank(m):
         slot = slot_at(m.slots, expert)
         remove(_heap(m, slot.group, slot.wanted), expert)
+    elif m.rule == SCORED:
+        byte_at(m.leaves, expert).n = 0
 
 
 @inlined
@@ -129,6 +148,8 @@ def _first_of(m: Any, group: int, wanted: int, demand: bool) -> int:
         if heap.size == 0:
             return NOBODY
         return largest(heap).item if m.rule == LFU_MFU and not demand else top(heap).item
+    if m.rule == SCORED:
+        return _of_least_worth(m, group, wanted)
     expert = group_at(m.groups, group).oldest
     while expert != NOBODY:
         slot = slot_at(m.slots, expert)
@@ -150,7 +171,7 @@ def share_out(m: Any, row: int) -> None:
 
 @inlined
 def _by_rank(m: Any) -> bool:
-    return m.rule != LRU and m.rule != FIFO
+    return m.rule != LRU and m.rule != FIFO and m.rule != SCORED
 
 
 @inlined
@@ -228,6 +249,31 @@ def _settle(m: Any, expert: int) -> None:
     if contains(heap, expert):
         remove(heap, expert)
         push(heap, expert, slot.rank, slot.tie)
+
+
+# -- by worth --------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _note(m: Any, expert: int) -> None:
+    """A use of ``expert``, or its loading, which breaks ties."""
+    slot = slot_at(m.slots, expert)
+    group = group_at(m.groups, slot.group)
+    group.ticks += 1
+    slot.tie, slot.ranked = group.ticks, 1
+
+
+@inner
+def _of_least_worth(m: Any, group: int, wanted: int) -> int:
+    """Whom a scorer would let go first of a group; NOBODY where nobody may leave."""
+    refresh(m)
+    first, least, tie = NOBODY, FOREVER, FOREVER
+    for expert in range(m.n_slots):
+        if byte_at(m.leaves, expert).n == 1 + wanted and number_at(m.worths, expert).n <= least:
+            slot, worth = slot_at(m.slots, expert), number_at(m.worths, expert).n
+            if slot.group == group and (worth < least or slot.tie < tie):
+                first, least, tie = expert, worth, slot.tie
+    return first
 
 
 # -- by list ---------------------------------------------------------------------------------------------------------

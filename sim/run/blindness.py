@@ -14,6 +14,7 @@ import numpy as np
 from ground.errors import InputError
 from sim.plan import SWITCHES, Plan
 from sim.policies.base import Policy
+from sim.scorer import Scoring
 from sim.workload import Workload
 from traces.trace import Trace
 
@@ -25,8 +26,9 @@ def check_blind(policy: Policy, trace: Trace, work: Workload, plan: Plan) -> Non
     for moment in (steps * points + [0, work.n_layers // 2, 0, 1]).tolist():
         kind = type(policy)
         again = policy.plan(kind.view(blurred(trace, work, moment, kind.foresight), work))
-        if not _same(_until(plan, moment), _until(again, moment)):
-            step, point = divmod(moment, points)
+        step, point = divmod(moment, points)
+        both = [(*_until(one, moment), *_worths(one, step * work.n_layers + point, work)) for one in (plan, again)]
+        if not _same(*both):
             raise InputError(
                 f"policy {policy.name}: it peeks: what it decides up to step {step}, point {point} changes with what "
                 f"happens later; use only what its view knows at the moment of each request (see docs/policies.md)"
@@ -111,6 +113,18 @@ def _until(plan: Plan, moment: int) -> tuple[object, ...]:
         decided += [plan.values.moment[early], plan.values.table[plan.values.index[early]]]
         decided += [plan.values.layer[early] if plan.values.by_layer else plan.values.layer]
     return tuple(decided)
+
+
+def _worths(plan: Plan, calls: int, work: Workload) -> list[np.ndarray]:
+    """What a plan's scorer, if it has one, makes of so many calls."""
+    if plan.scorer is None:
+        return []
+    plan.scorer.check(work.n_calls)
+    scoring = Scoring(plan.scorer, work.n_layers * work.n_experts)
+    for call in range(calls):
+        scoring.announce(call, 0)
+    scoring.refresh(int(plan.scorer.ns.sum()))
+    return [scoring.values]
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:

@@ -30,6 +30,7 @@ from sim.run.observer import Observer, Stall, Work
 from sim.run.slots import RESIDENT, ExpertCache
 from sim.run.terms import RunTerms
 from sim.schedules.pipeline import LANES, Lanes
+from sim.scorer import Scoring
 from sim.workload import Workload
 from traces.schema import PREFILL
 
@@ -77,6 +78,9 @@ class Run:
             chained=work.chained,
             host=self.host,
         )
+        self._scoring = None if plan.scorer is None else Scoring(plan.scorer, len(self.cache.state))
+        if self._scoring is not None:
+            self.cache.before_eviction = self._rescore
         self._host = terms.host
         self.calls = LayerCalls(plan, self.link, work.n_layers, work.n_experts, work, terms.host)
         if plan.everything_resident:
@@ -191,6 +195,8 @@ class Run:
             yield from self._decide(moment, step)
             link.kick()
             decides = False
+        if self._scoring is not None:
+            yield from self._score(self._scoring, call, step)
         if self.host is not None:
             self.host.await_device(self.env.now)
             self.host.spend(len(needed) * self.host.times.look_up_ns, link.phase)
@@ -382,6 +388,19 @@ class Run:
             self.env.call(cost, ASIDE, lambda _: self._request_aside(requests))
             return
         self._ask(partial(self.link.request_moment, requests), len(requests))
+
+    def _score(self, scoring: Scoring, call: int, step: int) -> Generator[Event, None, None]:
+        """Show a plan's scorer a route, which the step may wait for."""
+        ns = int(scoring.scorer.ns[call])
+        if ns and not scoring.scorer.beside:
+            yield from self._catch_up()
+            yield from self._predicting(step, ns, call, "predict")
+        scoring.announce(call, self.env.now + self._owed)
+
+    def _rescore(self) -> None:
+        assert self._scoring is not None
+        if self._scoring.refresh(self.env.now):
+            self.cache.valued(0, self._scoring.values)
 
     def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now

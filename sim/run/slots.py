@@ -66,6 +66,8 @@ class ExpertCache:
         self.shares = [0] * len(sizes) if shared else None
         """How many slots each layer should have, where that is said."""
         self._held = [0] * len(sizes)
+        self.before_eviction: Callable[[], None] | None = None
+        """Called before anybody is chosen to leave."""
         self.state = bytearray(total)
         self.pinned = bytearray(total)
         """1 while a running call needs the slot: `pin` and `unpin` alone write it."""
@@ -104,6 +106,8 @@ class ExpertCache:
         pool, size = self.pool[expert], self.size[expert]
         missing = size - self.free[pool]
         victims: list[int] = []
+        if missing > 0 and self.before_eviction is not None:
+            self.before_eviction()
         if missing > 0 and self.shares is not None:
             missing = self._look_through_layers(self.group[expert], missing, passed, demand, victims)
         elif missing > 0:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ground.errors import InputError
 from sim.bounds import Bounds, bounds, joint_bounds, joint_loads
-from sim.eviction import EVICTIONS
+from sim.eviction import EVICTIONS, goes_by_values
 from sim.log import Log
 from sim.machine.hardware import Hardware
 from sim.machine.prediction_costs import PredictionCosts, builtin_software
@@ -22,9 +22,11 @@ from sim.run.slots import LOADING, RESIDENT
 from sim.run.terms import slots_of
 from sim.schedules.kv_cache import with_moves
 from sim.schedules.lockstep import lockstep
+from sim.scorer import Scorer
 from sim.shares import Shares
 from sim.workload import Schedule, Workload, batched, workload
 from tests.support.runs import simpy_run
+from tests.support.scorers import decayed
 from tests.support.strategies import traces
 from traces.models.spec import Attention, ModelSpec
 from traces.schema import DECODE, PREFILL
@@ -329,7 +331,7 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
             expert[i] = rng.choice(ids)
     some = np.unique(rng.integers(0, n_steps * (n_layers + 1), 6))
     eviction = str(rng.choice(sorted(EVICTIONS)))
-    valued = eviction.startswith("score") or rng.random() < 0.5
+    valued = goes_by_values(eviction) or rng.random() < 0.5
     ring = rng.random() < 0.2
     host = _host(rng, work) if not ring and rng.random() < 0.4 else None
     may_share = eviction not in ("lru", "fifo") and rng.random() < 0.6
@@ -342,6 +344,7 @@ def arbitrary_plan(rng: np.random.Generator, world: World, wanted: int) -> Plan:
         most_issued=int(rng.choice([0, 0, 1, 2])),
         only_idle=bool(rng.random() < 0.2),
         values=_values(rng, some, n_layers, work.n_experts) if valued else None,
+        scorer=_scorer(rng, work) if eviction == "scored" else None,
         prediction=Prediction(
             some,
             rng.integers(0, 12, len(some)) * int(rng.choice([1, 10_000])),
@@ -383,6 +386,11 @@ def _host(rng: np.random.Generator, work: Workload) -> Host:
         insert_each=int(rng.integers(0, 3)),
         call_ns=int(rng.choice([0, 0, int(copies.max()) // 3])),
     )  # fmt: skip
+
+
+def _scorer(rng: np.random.Generator, work: Workload) -> Scorer:
+    ns = rng.integers(0, 12, work.n_calls) * int(rng.choice([0, 1, 10_000]))
+    return decayed(work, ns, beside=bool(rng.random() < 0.5))
 
 
 def _values(rng: np.random.Generator, moments: np.ndarray, n_layers: int, n_experts: int) -> Values:

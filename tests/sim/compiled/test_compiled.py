@@ -27,6 +27,7 @@ from sim.run.terms import settle
 from sim.workload import Workload, batched, workload
 from tests.support.predictions import with_predictions
 from tests.support.runs import compiled_log, executed, simpy_run
+from tests.support.scorers import decayed
 from tests.support.strategies import make_trace
 from tests.support.worlds import (
     MS,
@@ -137,7 +138,8 @@ def test_the_cache_alone_agrees(eviction: str, ids: list[int], slots: int) -> No
 
     work = handmade([[[expert]] for expert in ids], 8, expert_bytes=10)
     alike = Values(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((1, 8), np.int64))
-    plan = Plan(eviction=eviction, values=alike)
+    scorer = decayed(work) if eviction == "scored" else None  # without time nothing is announced to it
+    plan = Plan(eviction=eviction, values=alike, scorer=scorer)
     cache = ExpertCache([10], 8, [slots * 10], [0], eviction, work.first_call())
     expected = serve(cache, work.offsets, work.expert)
     np.testing.assert_array_equal(compiled(build(work, plan, settle(work, plan, slots * 10))), expected)
