@@ -17,6 +17,7 @@ from ground.errors import InputError
 from ground.files import check_regular, keep_apart
 from ground.whole_number import WholeNumber
 from traces.convert.commands import convert, record
+from traces.paths.command import learn
 from traces.predictor.commands import app as predictor
 from traces.training.command import train
 
@@ -24,6 +25,7 @@ app = command_line("traces", "Record and read routing traces of Mixture-of-Exper
 app.command(convert)
 app.command(record)
 app.command(train)
+app.command(learn)
 app.command(predictor)
 
 _Output = Annotated[Path, Help("the trace to write", "--output", "-o")]

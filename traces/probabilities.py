@@ -39,3 +39,17 @@ def keep_largest(trace: Trace, count: int) -> Trace:
         values, place = largest(trace.probs, count)
         experts = np.take_along_axis(trace.prob_experts, place.astype(np.intp), axis=2)
     return dataclasses.replace(trace, probs=values, prob_experts=experts)
+
+
+def weights_of(trace: Trace) -> np.ndarray | None:
+    """How much each expert of a route counts (T, L, K) float32: its gate, else its router's probability; or None."""
+    if trace.gates is not None:
+        return trace.gates.astype(np.float32)
+    if trace.probs is None:
+        return None
+    if trace.prob_experts is None:
+        found = np.take_along_axis(trace.probs, np.maximum(trace.experts, 0).astype(np.intp), axis=2)
+    else:
+        same = trace.experts[..., None] == trace.prob_experts[:, :, None]
+        found = np.where(same, trace.probs[:, :, None], 0).max(axis=3)
+    return np.where(trace.experts >= 0, found, 0).astype(np.float32) / np.float32(255)

@@ -1,0 +1,1 @@
+"""Eviction that knows the path."""

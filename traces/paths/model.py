@@ -1,0 +1,100 @@
+"""What the path rule has learned of a model's routes, and the file that holds it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as arrays_of
+from safetensors.numpy import save as as_safetensors
+
+from ground.errors import InputError
+from ground.files import atomic_path, check_regular
+from traces.paths.state import FEATURES, HEADS, LEARNED, lags_of
+
+_RECORD = "paths"
+_HALF = ("path", "path_sums", "topic_in", "topic_out")
+"""Fields stored in 16 bits."""
+
+
+@dataclass(frozen=True)
+class PathModel:
+    """``learned`` fields of `traces.paths.state.Paths`, and a ``record`` of what they were learned from."""
+
+    learned: Mapping[str, np.ndarray]
+    record: Mapping[str, Any]
+    sha256: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and experts a layer."""
+        layers, experts = self.learned["share"].shape
+        return layers, experts
+
+    @property
+    def size(self) -> int:
+        """Bytes that a run holds of it: weights in 16 bits, without what only learning needs."""
+        kept = [array for name, array in self.learned.items() if not name.endswith("_sums")]
+        return 2 * sum(array.size for array in kept)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as one safetensors file, whole or not at all."""
+        about = json.dumps(dict(self.record), allow_nan=False, sort_keys=True)
+        arrays = {
+            name: np.ascontiguousarray(_in_16_bits(array) if name in _HALF else array)
+            for name, array in self.learned.items()
+        }
+        with atomic_path(path) as part:
+            part.write_bytes(as_safetensors(arrays, metadata={_RECORD: about}))
+
+    @staticmethod
+    def load(path: str | Path) -> "PathModel":
+        """Read a file. Raises InputError for one that is none, OSError."""
+        check_regular(path)
+        data = Path(path).read_bytes()
+        try:
+            stored = arrays_of(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            record = json.loads(header["__metadata__"][_RECORD])
+            if fault := _fault(stored):
+                raise ValueError(fault)
+        except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+            why = str(error).split("\n")[0] or type(error).__name__
+            raise InputError(f"{path}: not what `python -m traces learn` writes ({why:.200})") from None
+        learned = {name: stored[name] if name == "lags" else stored[name].astype(np.float32) for name in LEARNED}
+        return PathModel(learned, record, hashlib.sha256(data).hexdigest())
+
+
+def _in_16_bits(array: np.ndarray) -> np.ndarray:
+    return np.clip(array, -65504, 65504).astype(np.float16)
+
+
+def _fault(stored: Mapping[str, np.ndarray]) -> str | None:
+    """What keeps arrays of a file from being a model's, in a few words."""
+    if set(stored) != set(LEARNED):
+        return f"lacks or does not know array {min(set(stored) ^ set(LEARNED))!r}"
+    if stored["share"].ndim != 2 or stored["topic_in"].ndim != 4:
+        return "share and topic_in have other dimensions"
+    (layers, experts), rank = stored["share"].shape, stored["topic_in"].shape[3]
+    lags, path = stored["lags"], (layers, experts, len(stored["lags"]), experts)
+    shapes = {
+        "lags": lags_of(layers).shape, "heads": (HEADS, FEATURES), "head_sums": (HEADS, FEATURES), "reach": lags.shape,
+        "reach_sums": lags.shape, "path": path, "path_sums": path, "share": (layers, experts), "visits": (layers,),
+        "topic_in": (3, layers, experts, rank), "topic_out": (HEADS, layers, rank, experts),
+        "topic_mean": (3, layers, rank),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = stored[name]
+        if array.shape != shape:
+            return f"{name} is {array.shape}, expected {shape}"
+        if name != "lags" and array.dtype not in (np.float16, np.float32):
+            return f"{name} is {array.dtype}, expected floats"
+        if not np.isfinite(array).all() or (name.endswith("_sums") and (array <= 0).any()):
+            return f"{name} holds numbers that it cannot"
+    if lags.dtype != np.int64 or not np.array_equal(lags, lags_of(layers)):
+        return "its lags are others"
+    return None
