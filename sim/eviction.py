@@ -8,7 +8,8 @@ A rule of your own is any class with these methods; hand the class itself to ``P
 ``clairvoyant = True`` is told the future, and only a policy that calls itself clairvoyant may use it. One that says
 ``listed = True`` gives more than ``sim.ranking.MANY`` candidates as an ``array("q")``, which the cache searches faster.
 One whose experts go in another order for a prefetch than for a demand has a second method, ``for_prefetch``, like
-``candidates``.
+``candidates``. One that goes by the number of slots has ``holds(experts)``, which is told beforehand how many its pool
+holds.
 
 A new rule with a name: its class stands here, in `EVICTIONS` too, and its compiled twin in ``sim.compiled.order``.
 Without that twin its runs are the SimPy engine's.
@@ -22,6 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from ground.errors import InputError
+from sim.eviction_queues import ARC, S3FIFO, WTinyLFU
 from sim.ranking import Ranked, Rule
 
 NEVER = np.iinfo(np.int64).max
@@ -325,6 +327,9 @@ EVICTIONS: dict[str, Callable[[np.ndarray], Eviction]] = {
     "score-lfu": ScoreLFU,
     "score-count": ScoreCount,
     "scored": Scored,
+    "arc": ARC,
+    "s3-fifo": S3FIFO,
+    "w-tinylfu": WTinyLFU,
     "next-use": NextUse,
 }
 """The rules by name."""

@@ -169,14 +169,13 @@ class Values:
 class Prediction:
     """What predicting costs: ``ns`` of each moment in ``moment`` (rising), on the critical path or beside it.
 
-    On the critical path the step waits; beside it, the requests of that moment are made ``ns`` later. ``prompt_ns`` is
-    charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT. ``before_demands``:
-    when a layer's route is known, all that is decided then (values, prediction, requests) comes before the layer's
-    experts are looked up and demanded, instead of after; a slow prediction then holds the demands up.
-
-    ``ahead``: what is predicted as steps begin needs the tokens of the step and nothing else. So it is made beside the
-    steps, by what `sim.schedules.pipeline` calls the predictor, and the step waits until it is there: how long that is
-    the run's pipeline says. Real runs predict when the step begins.
+    On the critical path the step waits; beside it, values and requests of that moment come ``ns`` later. ``prompt_ns``
+    is charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT.
+    ``before_demands``: when a layer's route is known, all that is decided then (values, prediction, requests) comes
+    before the layer's experts are looked up and demanded, instead of after; a slow prediction then holds the demands
+    up. ``ahead``: what is predicted as steps begin needs the tokens of the step and nothing else. So it is made beside
+    the steps, by what `sim.schedules.pipeline` calls the predictor, and the step waits until it is there: how long that
+    is the run's pipeline says. Real runs predict when the step begins.
     """
 
     moment: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

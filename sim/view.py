@@ -103,6 +103,20 @@ class View:
         self._need("probs")
         return every_prob(self._trace, self._rows, point)
 
+    def gates(self, point: int) -> np.ndarray | None:
+        """Known at ``point``: the weights of the experts of `route` (R, point, K) float32; None where none are kept.
+
+        Where a trace lacks gates they are its router's probabilities, in steps of 1 / 255.
+        """
+        trace = self._trace
+        if trace.gates is not None:
+            return trace.gates[self._rows, :point].astype(np.float32)
+        if trace.probs is None:
+            return None
+        ids = self.route(point).astype(np.int64)
+        probs = np.take_along_axis(every_prob(trace, self._rows, point), np.maximum(ids, 0), axis=2)
+        return np.where(ids >= 0, probs / np.float32(255), np.float32(0))
+
     def predicted(self) -> tuple[np.ndarray, np.ndarray]:
         """Known at point 0: what a path predictor says of each row, the most likely expert first.
 

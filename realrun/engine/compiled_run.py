@@ -283,7 +283,7 @@ class CompiledRun(RealRun):
         for index, (event, moment) in enumerate(self._late_asides):
             if event.query():
                 del self._late_asides[index]
-                driven.ask(*self._both, moment, 0)
+                driven.answer_aside(*self._both, moment)
                 self.link.kick()
                 break
         if not self._late_asides:
@@ -333,10 +333,10 @@ class CompiledRun(RealRun):
         return self.plan.stream_prefill and not self.link.phase and (at + 1) % self.n_layers != 0
 
     def _revalue(self, decision: Any) -> None:
-        driven.revalue(*self._both, decision.which)
+        driven.revalue(*self._both, decision.which, not self._is_aside(decision))
 
     def _ask(self, decision: Any) -> None:
-        if not decision.predict_ns or self.plan.prediction.critical:
+        if not self._is_aside(decision):
             driven.ask(*self._both, decision.which, 0)
             return
         event = self._predictions.begin(decision.predict_ns, critical=False)

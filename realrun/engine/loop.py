@@ -97,7 +97,7 @@ class Loop:
         """Time spent predicting on the critical path, a step, ns."""
         self._predictions, self._stop = predictions, stop
         self._holding: deque[tuple[Event, list[int]]] = deque()
-        self._asides: list[tuple[Event, list[tuple[int, int, int]]]] = []
+        self._asides: list[tuple[Event, Decision]] = []
         self._to_request: Iterator[tuple[int, int, int]] | None = None
         self._moved_at = time.monotonic()
         self._waits_for = ("the first step", -1)
@@ -206,10 +206,11 @@ class Loop:
         """What the host does, again and again, while it waits."""
         if self.link.poll(some=some) | self._let_go(kick=not some):
             self._moved_at = time.monotonic()
-        for index, (event, requests) in enumerate(self._asides):
+        for index, (event, decision) in enumerate(self._asides):
             if event.query():
                 del self._asides[index]
-                self._request(requests)
+                self._take_values(decision)
+                self._request(decision.requests)
                 self.link.kick()
                 break
         if self._to_request is not None:
@@ -284,16 +285,23 @@ class Loop:
         """Tell the cache of new shares and values."""
         if decision.shares is not None:
             self.cache.share_out(decision.shares)
+        if not self._is_aside(decision):
+            self._take_values(decision)
+
+    def _is_aside(self, decision: Any) -> bool:
+        """Whether it is predicted beside the step: values and requests come when that is over."""
+        return bool(decision.predict_ns) and not self.plan.prediction.critical
+
+    def _take_values(self, decision: Decision) -> None:
         for first, row in decision.values:
             self.cache.valued(first, row)
 
     def _ask(self, decision: Decision) -> None:
         """Make the requests, behind a prediction that nobody waits for if there is one."""
-        cost, requests = decision.predict_ns, decision.requests
-        if cost and not self.plan.prediction.critical:
-            self._asides.append((self._predictions.begin(cost, critical=False), requests))
+        if self._is_aside(decision):
+            self._asides.append((self._predictions.begin(decision.predict_ns, critical=False), decision))
         else:
-            self._request(requests)
+            self._request(decision.requests)
 
     def _request(self, requests: list[tuple[int, int, int]]) -> None:
         """Make requests: for what is resident or under way and the first others at once, the rest while the host waits.

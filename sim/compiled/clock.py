@@ -7,6 +7,7 @@ from sim.compiled.host_thread import issued, requests
 from sim.compiled.jit import inlined, inner
 from sim.compiled.link import is_absent, kick, request, stretch_ends
 from sim.compiled.machine import FOREVER, NOBODY, heap_at, moment_at, request_at, slot_at, transfer_at
+from sim.compiled.order import valued
 from sim.run.slots import RESIDENT
 
 
@@ -63,8 +64,17 @@ def make_requests(m: Any, moment: int) -> None:
 
 
 @inner
-def make_requests_later(m: Any, moment: int, delay: int) -> None:
-    """Make the requests of a moment in ``delay`` ns: they are predicted beside the step."""
+def answer(m: Any, moment: int) -> None:
+    """What is predicted beside the step is known: new values, then requests."""
+    made = moment_at(m.moments, moment)
+    if made.last_value > made.first_value:
+        valued(m, made.first_value, made.last_value)
+    make_requests(m, moment)
+
+
+@inner
+def answer_later(m: Any, moment: int, delay: int) -> None:
+    """The same in ``delay`` ns."""
     push(heap_at(m.aside, 0), moment, m.now + delay, moment)
 
 
@@ -84,5 +94,5 @@ def _happen(m: Any) -> None:
         aside = heap_at(m.aside, 0)
         moment = top(aside).item
         remove(aside, moment)
-        make_requests(m, moment)
+        answer(m, moment)
         kick(m)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sim.compiled.call import let_go
-from sim.compiled.clock import make_requests
+from sim.compiled.clock import answer
 from sim.compiled.foreign import call
 from sim.compiled.jit import inlined, inner
 from sim.compiled.link import arrived, start_next
@@ -258,7 +258,7 @@ def look(m: Any, c: Any, some: bool) -> None:
     if c.first_aside < c.n_asides and passed(c, aside_at(c.asides, c.first_aside).event):
         c.first_aside += 1
         c.happened += 1
-        make_requests(m, aside_at(c.asides, c.first_aside - 1).moment)
+        answer(m, aside_at(c.asides, c.first_aside - 1).moment)
         kick(m, c, False)
     if c.pause_us:
         call(c.pause, (c.pause_us,))

@@ -10,7 +10,7 @@ than one for two numbers.
 from typing import Any
 
 from sim.compiled.call import begin, claim, stream, wave_end
-from sim.compiled.clock import make_requests
+from sim.compiled.clock import answer, make_requests
 from sim.compiled.copies import (
     AGAIN,
     DONE,
@@ -204,19 +204,19 @@ def still_under_way(machine: int, copies: int, number: int) -> int:
 
 
 @unlocked
-def revalue(machine: int, copies: int, index: int) -> None:
-    """New shares and values of a moment come into force."""
+def revalue(machine: int, copies: int, index: int, values: bool) -> None:
+    """New shares of a moment come into force, and its values if they are not predicted beside the step."""
     m = machine_at(machine, 0)
     due = moment_at(m.moments, index)
     if due.shares != NOBODY:
         share_out(m, due.shares)
-    if due.last_value > due.first_value:
+    if values and due.last_value > due.first_value:
         valued(m, due.first_value, due.last_value)
 
 
 @unlocked
 def ask(machine: int, copies: int, index: int, event: int) -> None:
-    """Make the requests of a moment, once ``event`` has been passed if it is not 0."""
+    """Make the requests of a moment; once ``event`` has been passed, and behind its values, if that is not 0."""
     m, c = machine_at(machine, 0), copies_at(copies, 0)
     if event:
         aside = aside_at(c.asides, c.n_asides)
@@ -224,6 +224,13 @@ def ask(machine: int, copies: int, index: int, event: int) -> None:
         c.n_asides += 1
     else:
         make_requests(m, index)
+
+
+@unlocked
+def answer_aside(machine: int, copies: int, index: int) -> None:
+    """What was predicted for a moment beside the step is known."""
+    m = machine_at(machine, 0)
+    answer(m, index)
 
 
 @unlocked
@@ -260,7 +267,7 @@ def end_run(machine: int, copies: int) -> None:
 CALLED: dict[Any, tuple[int, ...]] = {
     look_after_link: (), await_event: (0, False, False), await_free: (), await_link: (), await_copy: (0, False),
     begin_call: (0,), claim_wave: (0, 0, 0), kick_link: (False,), poll_link: (), hold: (0, 0, 0),
-    still_under_way: (0,), revalue: (0,), ask: (0, 0), stream_layer: (0,), insert_hosted: (0,), demand_all: (),
-    end_run: (),
+    still_under_way: (0,), revalue: (0, False), ask: (0, 0), answer_aside: (0,), stream_layer: (0,),
+    insert_hosted: (0,), demand_all: (), end_run: (),
 }  # fmt: skip
 """All that Python calls, with arguments of the kinds that follow the two addresses: compiled before a run."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.compiled.call import begin as begin_call
 from sim.compiled.call import claim, let_go, stream, wave_end
-from sim.compiled.clock import advance, make_requests, make_requests_later, wait, wait_for_rest
+from sim.compiled.clock import advance, answer_later, make_requests, wait, wait_for_rest
 from sim.compiled.host_thread import await_device, launch, launched, looked_up, until_launched
 from sim.compiled.hosting import host_ns, insert, wait_for_host
 from sim.compiled.jit import entry, inlined, inner
@@ -228,11 +228,11 @@ def _decide(m: Any) -> int:
     m.moment += 1
     if due.shares != NOBODY:
         share_out(m, due.shares)
+    if due.cost and not m.critical:
+        answer_later(m, index, due.cost)
+        return 0
     if due.last_value > due.first_value:
         valued(m, due.first_value, due.last_value)
-    if due.cost and not m.critical:
-        make_requests_later(m, index, due.cost)
-        return 0
     if due.cost:
         advance(m, m.now + due.cost)
     make_requests(m, index)

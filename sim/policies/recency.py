@@ -22,7 +22,7 @@ class LFUParameters(CacheParameters):
     """uses count while an expert is resident, or since the run began."""
 
 
-class _Cache(Policy):
+class Cache(Policy):
     """A cache that fetches on demand."""
 
     takes = CacheParameters
@@ -38,7 +38,7 @@ class _Cache(Policy):
         return Plan(eviction=self.eviction, per_layer=self.parameters.scope == "layer")
 
 
-class LRU(_Cache):
+class LRU(Cache):
     """Evict the least recently needed expert."""
 
     name = "lru"
@@ -47,7 +47,7 @@ class LRU(_Cache):
     eviction = "lru"
 
 
-class FIFO(_Cache):
+class FIFO(Cache):
     """Evict the expert that has been resident longest."""
 
     name = "fifo"
@@ -55,7 +55,7 @@ class FIFO(_Cache):
     eviction = "fifo"
 
 
-class LFU(_Cache):
+class LFU(Cache):
     """Evict the expert needed least often."""
 
     name = "lfu"
@@ -69,7 +69,7 @@ class LFU(_Cache):
         return "lfu" if self.parameters.counts == "resident" else "perfect-lfu"
 
 
-class PerfectLFU(_Cache):
+class PerfectLFU(Cache):
     """Evict the expert needed least often since the run began.
 
     The control of all that learns: it counts the traffic at hand, in a slot or not, and has no profile and no label.
@@ -80,7 +80,7 @@ class PerfectLFU(_Cache):
     eviction = "perfect-lfu"
 
 
-class LFRU(_Cache):
+class LFRU(Cache):
     """Evict by frequency times recency."""
 
     name = "lfru"
@@ -88,7 +88,7 @@ class LFRU(_Cache):
     eviction = "lfru"
 
 
-class DecayedLFU(_Cache):
+class DecayedLFU(Cache):
     """Evict the expert needed least often, where old uses count less."""
 
     name = "decayed-lfu"
@@ -96,7 +96,20 @@ class DecayedLFU(_Cache):
     eviction = "decayed-lfu"
 
 
-class LeastStale(_Cache):
+class Min(Cache):
+    """Evict the expert needed last: what no cache that fetches on demand surpasses in hits, if all are of one size.
+
+    L. A. Belady, IBM Systems J. 5(2), 1966. Experts of one call do not evict one another, so each call's experts must
+    be there together: what a call brings in may be needed later than all else and is kept until the next.
+    """
+
+    name = "min"
+    summary = "reference: fetches on demand, knows the future, evicts what is needed last (MIN)"
+    clairvoyant = True
+    eviction = "next-use"
+
+
+class LeastStale(Cache):
     """Evict what this step has used already, the latest first."""
 
     name = "least-stale"

@@ -128,8 +128,8 @@ def source_digest(kind: type[Policy]) -> str:
 
 
 def _save(path: Path, key: str, plan: Plan) -> None:
-    """Keep ``plan``; one with a rule that is only Python, or a disk that is full, is no reason to fail."""
-    if not isinstance(plan.eviction, str):
+    """Keep ``plan``; a rule that is only Python, a scorer, or a disk that is full, is no reason to fail."""
+    if not isinstance(plan.eviction, str) or plan.scorer is not None:
         return
     arrays: dict[str, np.ndarray] = {}
 

@@ -380,13 +380,13 @@ class Run:
         values, cost, requests, shares = self._at_moments[moment]
         if shares is not None:
             self.cache.share_out(shares)
+        if cost and not self.plan.prediction.critical:
+            self.env.call(cost, ASIDE, lambda _: self._answer_aside(values, requests))
+            return
         for first, row in values:
             self.cache.valued(first, row)
-        if cost and self.plan.prediction.critical:
+        if cost:
             yield from self._predicting(step, cost, max(0, moment - step - 1), "predict")
-        elif cost:
-            self.env.call(cost, ASIDE, lambda _: self._request_aside(requests))
-            return
         self._ask(partial(self.link.request_moment, requests), len(requests))
 
     def _score(self, scoring: Scoring, call: int, step: int) -> Generator[Event, None, None]:
@@ -409,7 +409,11 @@ class Run:
         if self.observer:
             self.observer.compute(begin, self.env.now, what, call)
 
-    def _request_aside(self, requests: list[tuple[int, int, int]]) -> None:
-        """Make requests whose prediction ran beside the step and is over."""
+    def _answer_aside(
+        self, values: list[tuple[int, np.ndarray]], requests: list[tuple[int, int, int]]
+    ) -> None:  # fmt: skip
+        """A prediction beside the step is over: new values and requests."""
+        for first, row in values:
+            self.cache.valued(first, row)
         self._ask(partial(self.link.request_moment, requests), len(requests))
         self.link.kick()

@@ -63,6 +63,9 @@ class ExpertCache:
         self.group = [layer for layer in range(len(sizes)) for _ in range(n_experts)] if shared else self.pool
         """Whose rule each expert goes by: its layer's where layers have shares, else its pool's."""
         self.rules: list[Eviction] = [rule(first_call) for _ in (sizes if shared else self.capacity)]
+        for expert in range(0, total, n_experts):  # where layers of a pool differ in size, the last one's counts
+            if hasattr(own := self.rules[self.group[expert]], "holds"):
+                own.holds(self.fit[expert])
         self.shares = [0] * len(sizes) if shared else None
         """How many slots each layer should have, where that is said."""
         self._held = [0] * len(sizes)

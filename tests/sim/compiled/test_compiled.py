@@ -13,7 +13,7 @@ import sim.compiled.availability
 from ground.errors import InputError
 from sim.bench.engines import Case, prepared_case
 from sim.bounds import fewest_loads
-from sim.eviction import EVICTIONS, LRU
+from sim.eviction import LRU
 from sim.log import Log
 from sim.machine.hardware import Hardware
 from sim.plan import Discipline, Plan, Values
@@ -32,6 +32,7 @@ from tests.support.strategies import make_trace
 from tests.support.worlds import (
     MS,
     PLANS_TAKE_LONG,
+    TWINNED,
     World,
     arbitrary_plan,
     coarse,
@@ -130,7 +131,7 @@ def test_the_fewest_bytes_agree(world: World, together: int) -> None:
             assert (compiled(work.offsets, work.expert, sizes, capacity, most) == expected).all()
 
 
-@pytest.mark.parametrize("eviction", sorted(EVICTIONS))
+@pytest.mark.parametrize("eviction", TWINNED)
 @given(ids=st.lists(st.integers(0, 7), min_size=1, max_size=80), slots=st.integers(1, 8))
 def test_the_cache_alone_agrees(eviction: str, ids: list[int], slots: int) -> None:
     from sim.compiled.machine import build

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.eviction import LRU
@@ -16,6 +16,7 @@ from sim.policies import Policy, Setting, base, make_policy, policy_class
 from sim.run.kept_plans import declared, kept_or_made
 from sim.run.prepared import prepare
 from sim.run.scene import scene
+from sim.scorer import Scoring
 from sim.view import View
 from sim.workload import Schedule, batched, workload
 from tests.sim.run.test_cache import BUNDLED
@@ -29,14 +30,20 @@ SYSTEMS = [name for name in POLICIES if not policy_class(name).clairvoyant]
 # -- step by step ----------------------------------------------------------------------------------------------------
 
 
-def decided(plan: Plan, n_layers: int, last: int) -> dict[str, Any]:
+def decided(plan: Plan, n_layers: int, n_slots: int, last: int) -> dict[str, Any]:
     """What ``plan`` decides up to the end of step ``last``, to compare two."""
     until = (last + 1) * (n_layers + 1)
     seen: dict[str, Any] = {
         field.name: getattr(plan, field.name)
         for field in dataclasses.fields(plan)
-        if field.name not in ("requests", "values", "shares", "prediction", "host", "note")  # a note: of the whole
+        if field.name not in ("requests", "values", "shares", "prediction", "host", "note", "scorer")
     }
+    if plan.scorer is not None:
+        calls, scoring = (last + 1) * n_layers, Scoring(plan.scorer, n_slots)
+        for call in range(calls):
+            scoring.announce(call, 0)
+        scoring.refresh(int(plan.scorer.ns.sum()))
+        seen["scorer"] = scoring.values.tolist(), plan.scorer.ns[:calls].tolist(), plan.scorer.beside
     if plan.host is not None:
         seen["host"] = [np.asarray(part).tolist() for part in vars(plan.host).values()]
     if (r := plan.requests) is not None:
@@ -68,7 +75,8 @@ def test_the_plan_of_a_whole_trace_is_the_one_made_step_by_step(world: World, da
         policy = make_policy(name, world.setting, data.draw(st.sampled_from(CHOICES.get(name, [{}]))))
         whole = policy.plan(policy.view(world.trace, work))
         part = policy.plan(policy.view(world.trace, dataclasses.replace(work, schedule=cut)))
-        assert decided(whole, work.n_layers, last) == decided(part, work.n_layers, last), name
+        shape = work.n_layers, work.n_layers * work.n_experts
+        assert decided(whole, *shape, last) == decided(part, *shape, last), name
 
 
 # -- kept on disk ----------------------------------------------------------------------------------------------------
@@ -137,6 +145,7 @@ def test_any_plan_comes_back_as_it_was(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOE_REPLAY_CACHE", str(tmp_path_factory.mktemp("cache")))
         Dear.made, Dear.next = 0, arbitrary_plan(np.random.default_rng(seed), world, wanted)
+        assume(Dear.next.scorer is None)
         same(ask(), Dear.next)
         same(ask(), Dear.next)
         assert Dear.made == 1
@@ -253,4 +262,5 @@ def test_a_part_of_a_trace_has_a_plan_of_its_own(folder: Path) -> None:
         work = workload(trace, here.model, here.hardware, batched(trace, 1))
         plans.append(prepare(dataclasses.replace(here, trace=trace, work=work), "fmoe", {"entries": 50}).plan)
     assert len(list(folder.iterdir())) == 2, "though both carry the hash of the file that they are parts of"
-    assert decided(plans[0], here.trace.n_layers, 1) != decided(plans[1], here.trace.n_layers, 1)
+    shape = here.trace.n_layers, here.trace.n_layers * here.trace.n_experts
+    assert decided(plans[0], *shape, 1) != decided(plans[1], *shape, 1)
