@@ -56,14 +56,15 @@ class Setting:
 class Policy(ABC):
     """One way of predicting, prefetching and evicting experts.
 
-    Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters), ``needs``
-    (optional trace arrays that it reads), ``learns`` (it needs a profile split), ``clairvoyant`` (it may see the
-    future, and so is a reference, not a system), ``foresight`` (how many routed layers of a step it is told ahead of
-    their time: it stands for a model that was trained otherwise, and its summary says so), ``variants`` (parameters,
-    as typed, that a comparison of everything shows beside the defaults), ``table_sizes`` (parameters that make its
-    tables take less GPU memory), ``hosts`` (its plans run experts on the host), ``keeps_plan`` (its plans take long to
-    make, so they are kept on disk, see ``sim.run.kept_plans``), ``ignores`` (fields of its setting that its plans do
-    not depend on; they are hidden from it).
+    Class attributes: ``name`` (as typed), ``summary`` (one line), ``takes`` (the class of its parameters),
+    ``needs`` (optional trace arrays that it reads), ``learns`` (it reads a profile split), ``self_taught`` (it runs
+    without one too), ``clairvoyant`` (it may see the future, and so is a reference, not a system), ``foresight``
+    (how many routed layers of a step it is told ahead of their time: it stands for a model that was trained
+    otherwise, and its summary says so), ``variants`` (parameters, as typed, that a comparison of everything shows
+    beside the defaults), ``table_sizes`` (parameters that make its tables take less GPU memory), ``hosts`` (its
+    plans run experts on the host), ``keeps_plan`` (its plans take long to make, so they are kept on disk, see
+    ``sim.run.kept_plans``), ``ignores`` (fields of its setting that its plans do not depend on; they are hidden
+    from it).
     """
 
     name: ClassVar[str]
@@ -71,6 +72,7 @@ class Policy(ABC):
     takes: ClassVar[type[Parameters]] = Parameters
     needs: ClassVar[frozenset[str]] = frozenset()
     learns: ClassVar[bool] = False
+    self_taught: ClassVar[bool] = False
     clairvoyant: ClassVar[bool] = False
     foresight: ClassVar[int] = 0
     variants: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +124,7 @@ _SET = (lambda value: isinstance(value, set | frozenset) and _all_texts(value), 
 _TUPLE = (lambda value: isinstance(value, tuple | list) and _all_texts(value), "a tuple of texts")
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str) and value.strip() != "", "a text that is not empty"),
-    "summary": _TEXT, "needs": _SET, "learns": _SWITCH, "clairvoyant": _SWITCH,
+    "summary": _TEXT, "needs": _SET, "learns": _SWITCH, "self_taught": _SWITCH, "clairvoyant": _SWITCH,
     "foresight": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
     "variants": _TUPLE, "table_sizes": _TUPLE, "hosts": _SWITCH, "keeps_plan": _SWITCH, "ignores": _SET,
 }  # fmt: skip

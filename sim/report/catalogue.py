@@ -218,6 +218,7 @@ def policy_json(name: str) -> dict[str, Any]:
         "variants": list(kind.variants),
         "needs": sorted(kind.needs),
         "learns": kind.learns,
+        "self_taught": kind.self_taught,
         "clairvoyant": kind.clairvoyant,
         "foresight": kind.foresight,
         "module": kind.__module__,
@@ -307,7 +308,7 @@ def _choices(key: str, schema: dict[str, Any]) -> str:
 
 def _needs(entry: dict[str, Any]) -> str:
     wants = [*entry["needs"]]
-    wants += ["a profile split"] if entry["learns"] else []
+    wants += ["a profile split, or none" if entry["self_taught"] else "a profile split"] if entry["learns"] else []
     wants += ["the future"] if entry["clairvoyant"] else []
     wants += [f"routes {entry['foresight']} layer ahead"] if entry["foresight"] else []
     return ", ".join(wants)

@@ -385,7 +385,7 @@ def lacking(scene: Scene, kind: type[Policy]) -> str | None:
         return f"the trace {scene.trace.source} has no array {missing[0]}, which it needs{way}"
     if scene.ubatch is not None and "prefill_embeddings" in kind.needs:
         return "it reads whole prompts, and --ubatch runs them in parts"
-    if kind.learns and not scene.profile:
+    if kind.learns and not kind.self_taught and not scene.profile:
         return f"it learns from a profile split and {scene.trace.source} has none; name traces with --profile"
     return None
 

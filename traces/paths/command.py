@@ -28,8 +28,8 @@ def learn(
     from traces.trace import Trace
 
     keep_apart(traces, {"--output": output})
-    loaded = [Trace.load(path) for path in traces]
+    profiles = [Trace.load(path).select("profile") for path in traces]
     with Watch("learning") as watch:
-        model = learn_paths(loaded, seed, seen=watch.at)
+        model = learn_paths(profiles, seed, seen=watch.at)
     model.save(output)
     print(f"{output}: from {model.record['rows']:,} tokens of {model.record['sequences']:,} sequences")

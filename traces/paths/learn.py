@@ -1,11 +1,11 @@
-"""Learn a model's paths from traces: the rule observes their profile splits, and remembers."""
+"""Learn a model's paths from traces: the rule observes their sequences, and remembers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ground.errors import InputError
 from traces.paths.model import PathModel
 from traces.paths.observe import observe
 from traces.paths.state import LEARNED, Paths, Run, fresh, untrained
@@ -18,18 +18,18 @@ RANK = 64
 PASSES = ((0.1, 0.05, 0.1), (0.01, 0.05, 0.03))
 """Steps of learning (`traces.paths.state.RATES`) in each pass over the profile."""
 _AT_ONCE = 256  # rows between two words on how far it is
-_FEW = 10_000  # calls that Python observes in less time than compiling takes
+_FEW = 1_000_000  # experts of calls that Python observes in less time than compiling takes
 
 
 def learn(
     traces: Sequence[Trace], seed: int = 0, rank: int = RANK, seen: Callable[[float], None] = lambda share: None
 ) -> PathModel:
-    """Learn from the profile splits of ``traces``, all of one model; ``seen`` is told the share that is done.
+    """Learn from all sequences of ``traces``, which are of one model; ``seen`` is told the share that is done.
 
     The topic that a sequence is observed with was fitted to others: so the rule learns how far to trust it. Raises
-    InputError if the traces are of different models, or hold no profile split.
+    InputError if the traces are of different models.
     """
-    trace = Trace.concat([one.select("profile") for one in traces])
+    trace = Trace.concat(traces)
     (_, layers, top_k), experts = trace.experts.shape, trace.n_experts
     learned = untrained(layers, experts, top_k)
     order = np.random.default_rng(seed).permutation(trace.n_sequences)
@@ -43,7 +43,7 @@ def learn(
             every = np.arange(len(known.sequence))
             topics = [fitted(known, part, strength, rank) for part in (rows[1], rows[0], every)]
     total, done = len(PASSES) * trace.n_rows, 0
-    step = _observing(total * layers)
+    step = _all if total * layers * experts <= _FEW else _compiled()
     for rates in PASSES:
         for place, half in enumerate(halves):
             if topics:
@@ -58,7 +58,7 @@ def learn(
             learned = {name: getattr(state, name) for name in LEARNED}
     if topics:
         learned |= topics[-1]
-    return PathModel(learned, _record(traces, trace, seed))
+    return PathModel.of(learned, _record(traces, trace, seed))
 
 
 def _record(traces: Sequence[Trace], trace: Trace, seed: int) -> Mapping[str, Any]:
@@ -87,10 +87,9 @@ def one_by_one(trace: Trace, sequences: np.ndarray) -> Run:
     )  # fmt: skip
 
 
-def _observing(calls: int) -> Callable[[Paths, int, int], None]:
-    """``observe`` of all calls from one to before another, compiled where that can be and is worth while."""
-    if calls <= _FEW:
-        return _all
+@cache
+def _compiled() -> Callable[[Paths, int, int], None]:
+    """``_all``, compiled where that can be."""
     try:
         from numba import njit
     except ImportError:
@@ -107,12 +106,6 @@ def _observing(calls: int) -> Callable[[Paths, int, int], None]:
 
 
 def _all(state: Paths, first: int, end: int) -> None:
+    """Observe all calls from one to before another."""
     for call in range(first, end):
         observe(state, call)
-
-
-def check_model(model: PathModel, layers: int, experts: int, where: str) -> None:
-    """Raise InputError, naming ``where`` it is from, unless the model is of so many layers and experts."""
-    if model.shape != (layers, experts):
-        had = " x ".join(map(str, model.shape))
-        raise InputError(f"{where}: was learned for {had} experts; the trace has {layers} x {experts}")

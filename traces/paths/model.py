@@ -19,6 +19,7 @@ from traces.paths.state import FEATURES, HEADS, LEARNED, lags_of
 _RECORD = "paths"
 _HALF = ("path", "path_sums", "topic_in", "topic_out")
 """Fields stored in 16 bits."""
+_LARGEST = 65504
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,15 @@ class PathModel:
         layers, experts = self.learned["share"].shape
         return layers, experts
 
-    @property
-    def size(self) -> int:
-        """Bytes that a run holds of it: weights in 16 bits, without what only learning needs."""
-        kept = [array for name, array in self.learned.items() if not name.endswith("_sums")]
-        return 2 * sum(array.size for array in kept)
+    @staticmethod
+    def of(learned: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> "PathModel":
+        """A model as it is read back from its file."""
+        return PathModel({name: _widened(name, _stored(name, learned[name])) for name in LEARNED}, record)
 
     def save(self, path: str | Path) -> None:
         """Write it as one safetensors file, whole or not at all."""
         about = json.dumps(dict(self.record), allow_nan=False, sort_keys=True)
-        arrays = {
-            name: np.ascontiguousarray(_in_16_bits(array) if name in _HALF else array)
-            for name, array in self.learned.items()
-        }
+        arrays = {name: _stored(name, array) for name, array in self.learned.items()}
         with atomic_path(path) as part:
             part.write_bytes(as_safetensors(arrays, metadata={_RECORD: about}))
 
@@ -65,12 +62,18 @@ class PathModel:
         except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
             why = str(error).split("\n")[0] or type(error).__name__
             raise InputError(f"{path}: not what `python -m traces learn` writes ({why:.200})") from None
-        learned = {name: stored[name] if name == "lags" else stored[name].astype(np.float32) for name in LEARNED}
+        learned = {name: _widened(name, stored[name]) for name in LEARNED}
         return PathModel(learned, record, hashlib.sha256(data).hexdigest())
 
 
-def _in_16_bits(array: np.ndarray) -> np.ndarray:
-    return np.clip(array, -65504, 65504).astype(np.float16)
+def _stored(name: str, array: np.ndarray) -> np.ndarray:
+    if name in _HALF:
+        array = np.clip(array, -_LARGEST, _LARGEST).astype(np.float16)
+    return np.ascontiguousarray(array)
+
+
+def _widened(name: str, stored: np.ndarray) -> np.ndarray:
+    return stored if name == "lags" else stored.astype(np.float32)
 
 
 def _fault(stored: Mapping[str, np.ndarray]) -> str | None:

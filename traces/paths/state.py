@@ -1,5 +1,6 @@
 """What the path rule has learned, and what it remembers of a run: plain arrays."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ def untrained(layers: int, experts: int, top_k: int) -> dict[str, np.ndarray]:
 
 
 def fresh(
-    run: Run, learned: dict[str, np.ndarray], rates: tuple[float, float, float], learn: bool = True, pools: bool = False
+    run: Run, learned: Mapping[str, np.ndarray], rates: tuple[float, float, float], learn: bool = True, pools: bool = False
 ) -> Paths:
     """A state at the beginning of a run."""
     sequences, (layers, experts), rank = run.active.shape[1], learned["share"].shape, learned["topic_in"].shape[3]
