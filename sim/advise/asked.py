@@ -19,7 +19,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.hosts import host_of
 from sim.run.charged_model import in_precision
 from sim.run.memory import RESERVE
-from sim.run.scene import LoadedTraces, Quantisation, Scene, SceneOptions, scene_of
+from sim.run.scene import LoadedTraces, Quantisation, Scene, SceneOptions, bundled_traces, scene_of
 from traces.models.known import model_spec
 from traces.models.spec import ModelSpec
 
@@ -34,6 +34,13 @@ def _tokens(kind: object, tokens: Sequence[Token]) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
+def _bytes(kind: object, tokens: Sequence[Token]) -> int:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([mgt]i?b)", tokens[0].value.strip().lower(), re.ASCII)
+    if not match or not float(match[1]):
+        raise ValueError(f"{tokens[0].value!r}; expected bytes with a unit, such as 64GiB")
+    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** (2 + "mgt".index(match[2][0])))
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -45,6 +52,14 @@ class Asked:
     host: Annotated[
         str | None,
         Help(f"memory and channels, ddr4-3200x2:16 (16 cores), or a file; default: the profile's own, else {HOST}"),
+    ] = None
+    host_memory: Annotated[
+        int | None,
+        Help(
+            "the host's memory, such as 64GiB; experts there must fit it beside 4 GiB; default: unknown, not checked",
+            show_default=False,
+        ),
+        Parameter(converter=_bytes),
     ] = None
     link: Annotated[str | None, Help("the card's link, such as pcie4x8; default: the profile's own")] = None
     loop: Annotated[
@@ -67,12 +82,24 @@ class Asked:
         return [self.model, self.hardware, self.host, self.loop, self.trace]
 
     @property
+    def form(self) -> str | None:
+        """The precision of experts; ``gguf`` of a GGUF file, which says it itself; None: as the model was released."""
+        if self.quant is not None:
+            return self.quant.strip().lower()
+        return "gguf" if self.model.endswith(".gguf") else None
+
+    @property
     def machine(self) -> Assembly:
         """The machine, with a host and a loop where the profile has none of its own."""
         card = Hardware.load(self.hardware)
         host = self.host or (None if card.host else HOST)
         loop = self.loop or (None if card.eager else "graphs")
         return Assembly(self.hardware, loop, self.link, host)
+
+    @property
+    def titled(self) -> str:
+        """The machine's name without its loop, which a person seldom names."""
+        return self.machine._replace(loop=self.loop).load().name
 
 
 @dataclass(frozen=True)
@@ -91,7 +118,7 @@ def routed(asked: Asked) -> Routing:
     model = _model(asked)
     path = asked.trace or nearest(model)
     loaded, words = routing(path, model, asked.sequences)
-    return Routing(loaded, path, words, asked.trace is not None)
+    return Routing(loaded, path, words, path.resolve() not in {one.resolve() for one in bundled_traces()})
 
 
 def _model(asked: Asked) -> ModelSpec:
@@ -124,5 +151,9 @@ def scene(asked: Asked, routes: Routing, hardware: Hardware | None = None) -> Sc
         (str(routes.path),), model=asked.model, hardware=machine.hardware, loop=machine.loop, link=machine.link,
         host=machine.host, cache="auto", **options,
     )  # fmt: skip
-    here = scene_of(wanted, load=lambda *_: routes.loaded, hardware=hardware)
+    try:
+        here = scene_of(wanted, load=lambda *_: routes.loaded, hardware=hardware)
+    except InputError as wrong:  # nobody here typed --cache
+        told = str(wrong)
+        raise InputError(told.replace("--cache auto:", f"--context {asked.context}:", 1)) from None
     return replace(here, notes=())

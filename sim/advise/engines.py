@@ -9,8 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sim.machine.figures import Figure
 from sim.policies.named import NamedPolicy
+from traces.models.spec import ModelSpec
 
 _GGUF = re.compile(r"i?q\d|tq\d|mxfp4_moe")
+_RELEASED: dict[float, str] = {16: "bf16", 8: "fp8"}
+"""What models of so many bits a weight were released in."""
 
 
 class Placement(BaseModel):
@@ -27,6 +30,8 @@ class Placement(BaseModel):
     """Whether its speed hangs on which experts tokens take."""
     whole: bool = False
     """Whether all experts must fit the card."""
+    newer: bool = False
+    """Whether only recent builds of the engine have its options."""
     note: str = ""
     """What a person should know of it."""
 
@@ -43,6 +48,8 @@ class Engine(BaseModel):
     name: str
     formats: tuple[str, ...]
     """Precisions that it reads; ``gguf`` stands for all types of GGUF files."""
+    methods: dict[str, str] = {}
+    """What its kernels for each of ``formats`` are called, where its commands name them as ``{method}``."""
     source: str
     """Where its options are documented."""
     note: str = ""
@@ -55,7 +62,16 @@ class Engine(BaseModel):
 
     def reads(self, form: str | None) -> bool:
         """Whether it reads experts of this precision; None is what the model was released in."""
-        return form is None or form in self.formats or ("gguf" in self.formats and _GGUF.match(form) is not None)
+        return form is None or _kind(form) in self.formats or form in self.formats
+
+    def method(self, form: str | None, model: ModelSpec) -> str:
+        """What kernels for experts of this precision are called; empty where none has them or none is named."""
+        released = _RELEASED.get(8 * max(model.expert_bytes) / model.expert_parameters, "")
+        return self.methods.get(released if form is None else _kind(form), "")
+
+
+def _kind(form: str) -> str:
+    return "gguf" if _GGUF.match(form) else form
 
 
 @cache

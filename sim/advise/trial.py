@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ground.errors import InputError
+from sim.advise.asked import Asked
 from sim.advise.engines import Engine, Placement
 from sim.plan import Plan
 from sim.report.metrics import Report
@@ -16,6 +17,10 @@ from sim.run.scene import Scene
 from sim.sweep.intervals import interval
 from traces.schema import PREFILL
 
+HOST_REST = 4 * 2**30
+"""Bytes of the host's memory that are not for experts: the system and the engine itself."""
+_THREADS = 8
+"""Where nothing says how many cores a host has."""
 _LLAMA_KV = {"bf16": "f16"}
 """What llama.cpp's default is called where keys and values take two bytes."""
 
@@ -71,16 +76,22 @@ class Trial:
         }  # fmt: skip
 
 
-def tried(engine: Engine, placement: Placement, here: Scene) -> Trial:
+def tried(engine: Engine, placement: Placement, here: Scene, asked: Asked) -> Trial:
     """Replay one placement; whatever keeps it from running is its ``reason``."""
     whole = here.model.all_expert_bytes
     if placement.whole != (here.budget >= whole):
         short = (whole - here.budget) / 2**30
-        reason = f"{short:.1f} GiB too little memory for all experts" if placement.whole else "all experts fit the card"
+        lacking = f"{short:.1f} GiB too little on the card for all experts"
+        reason = lacking if placement.whole else "all experts fit the card"
         return Trial(engine, placement, reason=reason)
     policy = placement.named()
     try:
         run = prepare(here, policy.name, policy.values)
+        on_host = whole - (whole if placement.whole else _resident_bytes(run))
+        if asked.host_memory is not None and on_host and on_host + HOST_REST > asked.host_memory:
+            wanted, rest, there = (size / 2**30 for size in (on_host + HOST_REST, HOST_REST, asked.host_memory))
+            reason = f"{wanted:.1f} GiB of host memory wanted, {rest:.0f} of it beside experts, and it has {there:.1f}"
+            return Trial(engine, placement, reason=reason, host_bytes=on_host)
         done = run.execute()
     except InputError as wrong:
         return Trial(engine, placement, reason=str(wrong))
@@ -89,12 +100,10 @@ def tried(engine: Engine, placement: Placement, here: Scene) -> Trial:
     if here.batch == 1:
         parts = shares(here.trace, here.work, done.log)
         low, high = interval({"tokens": parts.tokens.tolist(), "ns": parts.ns.tolist()})
-    gpu = whole if placement.whole else _resident_bytes(run)
     filled = _filled(run, report)
-    return Trial(
-        engine, placement, report, "", low, high, _binds(here, report), placement.command.format(**filled), whole - gpu,
-        filled,
-    )  # fmt: skip
+    filled["method"] = engine.method(asked.form, here.model)
+    command = placement.command.format(**filled)
+    return Trial(engine, placement, report, "", low, high, _binds(here, report), command, on_host, filled)
 
 
 def _binds(here: Scene, report: Report) -> dict[str, float]:
@@ -137,7 +146,7 @@ def _filled(run: PreparedRun, report: Report) -> dict[str, Any]:
         "cache_mib": here.budget // 2**20,
         "slots": here.budget // max(model.expert_bytes),
         "cpu_share": f"{hosted / (hosted + copied):.2f}" if hosted + copied else "0",
-        "threads": host.cores if host and host.cores else 8,
+        "threads": host.cores if host and host.cores else _THREADS,
         "host_gib": -(-int((model.all_expert_bytes - _resident_bytes(run)) // 2**20) // 1024),
     }
 
