@@ -80,7 +80,9 @@ def advise(asked: Asked, progress: Callable[[float, str], None] = lambda share, 
     if not answer.best.speed:
         nearest = min((one.host_bytes for one in answer.trials if one.host_bytes), default=0)
         reasons = dict.fromkeys(one.reason for one in answer.trials if one.host_bytes in (0, nearest))
-        raise InputError(f"{here.model.name} on {asked.titled}: no placement can be run: {'; '.join(reasons)}")
+        would = ", ".join(one.name for one in _parts(answer)) or "none of the parts that are tried"
+        why = f"no placement can be run: {'; '.join(reasons)}; what would do: {would}"
+        raise InputError(f"{here.model.name} on {asked.titled}: {why}")
     progress(0.3, "figures")
     answer.figures = sorted(_figures(answer), key=lambda one: max(one.speeds) / min(one.speeds), reverse=True)
     answer.equal = equal(answer)

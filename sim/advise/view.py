@@ -63,9 +63,11 @@ def _about(answer: Answer) -> Iterator[str]:
             f"{whole / _GIB:.2f}. The host holds {answer.best.host_bytes / _GIB:.1f} GiB of experts"
             f"{_host_memory(answer)}."
         )
-    yield _threads(answer)
+    if answer.best.host_bytes:
+        yield _threads(answer)
     kind = here.hardware.software.kind
-    yield f"Kernels are launched {_LAUNCHED.get(kind, kind)}{'' if answer.asked.loop else ', as engines do'} (--loop)."
+    assumed = answer.asked.machine.loop is not None and answer.asked.loop is None
+    yield f"Kernels are launched {_LAUNCHED.get(kind, kind)}{', as engines do' if assumed else ''} (--loop)."
     rows = prompt_rows(here)
     yield (
         f"TTFT, the time to the first token: of prompts of {rows:.0f} tokens on average; tokens/s: at the short "

@@ -104,6 +104,7 @@ def test_more_of_the_hosts_memory_is_a_part_and_too_little_one_line(capsys: pyte
     assert main([*command, "--host-memory", "6GiB"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error:") and error.count("of host memory wanted") == 1
+    assert "what would do: card rtx-3090, card rtx-4090, card rtx-5090, host memory 21 GiB" in error
     for text in ("64", "0GiB", "x", "16/layer"):
         assert main([*command, "--host-memory", text]) == 2
         assert "expected bytes with a unit, such as 64GiB" in capsys.readouterr().err
