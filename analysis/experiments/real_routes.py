@@ -40,7 +40,7 @@ RIVALS = ("other", "pooled", "previous token")
 def measure(options: ExperimentOptions) -> Data:
     """Every policy and the domain tables on every model's routes. Raises InputError if there are none."""
     bootstrap.check()
-    found = by_model([_as_trace(path) for path in _files(options.traces)])
+    found = by_model([kept_trace(path) for path in files_of(options.traces)])
     cells = [
         (model.name, name, *_able(replace(options.place(model, sources), profile=_profile(model))))
         for model in found
@@ -57,7 +57,8 @@ def measure(options: ExperimentOptions) -> Data:
     }
 
 
-def _files(given: Sequence[str | Path] | None) -> list[Path]:
+def files_of(given: Sequence[str | Path] | None) -> list[Path]:
+    """The files of published routes. Raises InputError if there are none."""
     folders = [Path(path) for path in given] if given is not None else [Path(os.environ.get(VARIABLE, ""))]
     if given is None and VARIABLE not in os.environ:
         raise InputError(f"no published routes: name files or a folder with --traces, or in the variable {VARIABLE}")
@@ -67,7 +68,7 @@ def _files(given: Sequence[str | Path] | None) -> list[Path]:
     return files
 
 
-def _as_trace(path: Path) -> Path:
+def kept_trace(path: Path) -> Path:
     """A trace as it is; a record that ``traces convert`` reads, converted once and kept."""
     if "meta" in read_arrays(path)[0]:
         return path

@@ -100,6 +100,21 @@ def test_probabilities_below_a_point_of_all_experts() -> None:
     assert view.probs(2)[3, 1].tolist() == [int(probs[2, 1, 0]), 0, int(probs[2, 1, 1]), 0, 0]
 
 
+def test_gates_are_weights_or_else_probabilities_of_the_experts_taken() -> None:
+    probs = np.arange(6 * 2 * 5, dtype=np.uint8).reshape(6, 2, 5)
+    assert View((world := small()).trace, world.work).gates(2) is None
+    view = View((world := small(probs=probs)).trace, world.work)
+    routes = view.route(2)
+    told = view.gates(2)
+    assert told is not None and told.shape == routes.shape
+    for row, layer, k in np.argwhere(routes >= 0):
+        expert = routes[row, layer, k]
+        assert told[row, layer, k] == view.probs(2)[row, layer, expert] / np.float32(255)
+    gates = np.arange(6 * 2 * 2, dtype=np.float16).reshape(6, 2, 2) / 32
+    view = View((world := small(gates=gates)).trace, world.work)
+    assert (view.gates(1) == gates[[0, 1, 4, 2, 5, 3], :1]).all()
+
+
 @given(worlds())
 @settings(max_examples=60)
 def test_sums_over_the_past_are_those_over_earlier_tokens_of_the_sequence(world: World) -> None:

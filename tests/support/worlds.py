@@ -51,6 +51,7 @@ CHOICES: dict[str, list[dict[str, object]]] = {
     "s3-fifo": [{}, {"scope": "layer"}],
     "w-tinylfu": [{}, {"scope": "layer"}],
     "layer-lru": [{}, {"scope": "layer"}],
+    "pathwise": [{"start": "nothing"}, {"start": "nothing", "beside": True}],
     "min": [{}, {"scope": "layer"}],
     "mrs": [{}, {"scope": "layer"}],
     "n-cpu-moe": [{}, {"side": "last", "stream_from": 2}, {"beside": False}],

@@ -39,7 +39,7 @@ class Run(NamedTuple):
     starts: np.ndarray  # (N + 1,) int64: the first row of each step
     slot: np.ndarray  # (T,) int64: which of the S sequences that run at once a row belongs to
     place: np.ndarray  # (T,) int64: its place in its sequence
-    active: np.ndarray  # (N, S) bool: sequences that have begun by a step and not ended before it
+    active: np.ndarray  # (N, S) bool: sequences that run in a step, or have come since the last decode step
 
 
 class Paths(NamedTuple):
@@ -102,8 +102,9 @@ def untrained(layers: int, experts: int, top_k: int) -> dict[str, np.ndarray]:
 
 
 def fresh(
-    run: Run, learned: Mapping[str, np.ndarray], rates: tuple[float, float, float], learn: bool = True, pools: bool = False
-) -> Paths:
+    run: Run, learned: Mapping[str, np.ndarray], rates: tuple[float, float, float], learn: bool = True,
+    pools: bool = False,
+) -> Paths:  # fmt: skip
     """A state at the beginning of a run."""
     sequences, (layers, experts), rank = run.active.shape[1], learned["share"].shape, learned["topic_in"].shape[3]
 

@@ -180,7 +180,7 @@ def test_what_looks_up_says_where_and_by_which_code(
 def test_a_damaged_record_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, value: object
 ) -> None:
-    whole = json.loads((ROOT / "docs/results/realrun/mixtral-pieces/validation.json").read_text("utf-8"))
+    whole = json.loads((ROOT / "docs/results/realrun/expertflow-mixtral/validation.json").read_text("utf-8"))
     whole["reports"] = whole["reports"][:1]
     report = whole["reports"][0]["measured"]
     report["provenance"]["trace_sha256"] = Trace.load(ROOT / "traces/mixtral_law.npz").sha256
