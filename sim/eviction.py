@@ -288,8 +288,9 @@ class Scored(Rule):
     def evicted(self, expert: int) -> None:
         self._seen.pop(expert, None)
 
-    def valued(self, first: int, values: np.ndarray) -> None:
-        self._worths[first : first + len(values)] = values.tolist()
+    def scored(self, worths: np.ndarray) -> None:
+        """Take what all experts are worth from now on; a plan's values say nothing to it."""
+        self._worths = worths.tolist()
 
     def candidates(self) -> Iterable[int]:
         return sorted(self._seen, key=lambda expert: (self._worths[expert], self._seen[expert]))

@@ -13,11 +13,12 @@ A run is a pure function of workload, plan and terms (``sim.run.terms``).
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import numpy as np
 from simpy import Event
 
-from sim.eviction import foresees
+from sim.eviction import Scored, foresees
 from sim.log import Counters, Log
 from sim.plan import Plan
 from sim.run.call import LayerCalls
@@ -400,7 +401,8 @@ class Run:
     def _rescore(self) -> None:
         assert self._scoring is not None
         if self._scoring.refresh(self.env.now):
-            self.cache.valued(0, self._scoring.values)
+            for rule in self.cache.rules:
+                cast(Scored, rule).scored(self._scoring.values)
 
     def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now

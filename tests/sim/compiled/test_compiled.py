@@ -31,6 +31,7 @@ from tests.support.scorers import decayed
 from tests.support.strategies import make_trace
 from tests.support.worlds import (
     MS,
+    ONLY_PYTHON,
     PLANS_TAKE_LONG,
     TWINNED,
     World,
@@ -95,7 +96,8 @@ def test_crowded_runs_agree(world: World, seed: int, wanted: int) -> None:
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
 @pytest.mark.parametrize(
-    "name", [name for name, kind in policy_classes().items() if not kind.learns and not kind.needs]
+    "name",
+    [name for name, kind in policy_classes().items() if not kind.learns and not kind.needs and name not in ONLY_PYTHON],
 )
 def test_long_runs_of_the_built_in_policies_agree(name: str, discipline: Discipline) -> None:
     stage = prepared_case(Case(name, 0.2), 60)
