@@ -270,12 +270,11 @@ class ScoreCount(Score):
 class Scored(Rule):
     """Lowest worth first, as a plan's scorer reckons it while the run goes (``sim.scorer``); ties by recency."""
 
-    by_scorer = True
-
     def __init__(self, first_call: np.ndarray) -> None:
+        self.worths = np.zeros(len(first_call), np.int64)
+        """Of all experts; whoever runs the scorer puts its own array here. A plan's values say nothing to it."""
         self._seen: dict[int, int] = {}
         self._clock = 0
-        self._worths = [0] * len(first_call)
 
     def needed(self, expert: int, next_call: int) -> None:
         self._clock += 1
@@ -288,12 +287,8 @@ class Scored(Rule):
     def evicted(self, expert: int) -> None:
         self._seen.pop(expert, None)
 
-    def scored(self, worths: np.ndarray) -> None:
-        """Take what all experts are worth from now on; a plan's values say nothing to it."""
-        self._worths = worths.tolist()
-
     def candidates(self) -> Iterable[int]:
-        return sorted(self._seen, key=lambda expert: (self._worths[expert], self._seen[expert]))
+        return sorted(self._seen, key=lambda expert: (self.worths[expert], self._seen[expert]))
 
 
 class NextUse(Ranked):
@@ -353,11 +348,6 @@ def foresees(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
 def goes_by_values(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
     """Whether that is the name of a rule that needs a plan's values. Raises InputError for an unknown name."""
     return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_values", False))
-
-
-def goes_by_scorer(eviction: str | Callable[[np.ndarray], Eviction]) -> bool:
-    """Whether that is the name of a rule that needs a plan's scorer. Raises InputError for an unknown name."""
-    return isinstance(eviction, str) and bool(getattr(eviction_rule(eviction), "by_scorer", False))
 
 
 def largest_factor(eviction: str | Callable[[np.ndarray], Eviction], uses: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ground.errors import InputError
-from sim.eviction import Eviction, goes_by_scorer, goes_by_values, largest_factor
+from sim.eviction import Eviction, goes_by_values, largest_factor
 from sim.plan_checks import PlanError, at_fault, check_integers, check_number, check_switch
 from sim.scorer import Scorer
 from sim.shares import Shares
@@ -173,9 +173,11 @@ class Prediction:
     is charged at the beginning of every prefill (loading tables, matching the prompt) and so to TTFT.
     ``before_demands``: when a layer's route is known, all that is decided then (values, prediction, requests) comes
     before the layer's experts are looked up and demanded, instead of after; a slow prediction then holds the demands
-    up. ``ahead``: what is predicted as steps begin needs the tokens of the step and nothing else. So it is made beside
-    the steps, by what `sim.schedules.pipeline` calls the predictor, and the step waits until it is there: how long that
-    is the run's pipeline says. Real runs predict when the step begins.
+    up.
+
+    ``ahead``: what is predicted as steps begin needs the tokens of the step and nothing else. So it is made beside the
+    steps, by what `sim.schedules.pipeline` calls the predictor, and the step waits until it is there: how long that is
+    the run's pipeline says. Real runs predict when the step begins.
     """
 
     moment: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -337,9 +339,7 @@ class Plan:
         if not isinstance(self.prediction, Prediction):
             raise at_fault("prediction", type(self.prediction).__name__, "a Prediction")
         self.prediction.check(n_layers, n_steps)
-        self._check_eviction(n_steps)
-        if self.scorer is not None:
-            self.scorer.check(n_steps * n_layers)
+        self._check_eviction(n_layers, n_steps)
         if self.discipline not in get_args(Discipline):
             raise at_fault("discipline", self.discipline, f"one of {', '.join(get_args(Discipline))}")
         if self.host is not None and (self.everything_resident or self.ring):
@@ -358,7 +358,7 @@ class Plan:
         if not isinstance(self.note, str):
             raise at_fault("note", self.note, "a text")
 
-    def _check_eviction(self, n_steps: int) -> None:
+    def _check_eviction(self, n_layers: int, n_steps: int) -> None:
         if not isinstance(self.eviction, str) and not callable(self.eviction):
             raise at_fault("eviction", self.eviction, "the name of a rule, or a class")
         try:
@@ -366,8 +366,10 @@ class Plan:
         except InputError as unknown:
             raise PlanError(f"plan: {unknown}") from None
         largest = 0 if self.values is None else self.values.largest()
-        if (self.scorer is not None) != goes_by_scorer(self.eviction):
+        if (self.scorer is not None) != (self.eviction == "scored"):
             raise at_fault("scorer", type(self.scorer).__name__, "a Scorer with eviction 'scored', and with no other")
+        if self.scorer is not None:
+            self.scorer.check(n_steps * n_layers)
         if self.values is None and by_values:
             raise at_fault("values", None, f"Values, which eviction {self.eviction!r} goes by")
         if factor > 1 and largest * factor >= 2**63:

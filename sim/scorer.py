@@ -58,6 +58,14 @@ class Scorer:
         if not fits or self.ns.min(initial=0) < 0:
             raise at_fault("scorer.ns", getattr(self.ns, "shape", self.ns), f"({n_calls},) whole numbers, none below 0")
 
+    def after(self, calls: int, n_slots: int) -> np.ndarray:
+        """What ``n_slots`` experts are worth once so many calls of a run have been seen (n_slots,) int64."""
+        scoring = Scoring(self, n_slots)
+        for call in range(calls):
+            scoring.announce(call, 0)
+        scoring.refresh(int(self.ns.sum()))
+        return scoring.values
+
 
 class Scoring:
     """A scorer in one run: a state of its own, and whose route it has seen.

@@ -14,6 +14,7 @@ import numpy as np
 
 from ground.errors import InputError
 from sim.workload import Workload
+from traces.probabilities import weights_of
 from traces.schema import DECODE, PREDICTED, PREFILL
 from traces.trace import Trace
 
@@ -108,14 +109,8 @@ class View:
 
         Where a trace lacks gates they are its router's probabilities, in steps of 1 / 255.
         """
-        trace = self._trace
-        if trace.gates is not None:
-            return trace.gates[self._rows, :point].astype(np.float32)
-        if trace.probs is None:
-            return None
-        ids = self.route(point).astype(np.int64)
-        probs = np.take_along_axis(every_prob(trace, self._rows, point), np.maximum(ids, 0), axis=2)
-        return np.where(ids >= 0, probs / np.float32(255), np.float32(0))
+        weights = weights_of(self._trace)
+        return None if weights is None else weights[self._rows, :point]
 
     def predicted(self) -> tuple[np.ndarray, np.ndarray]:
         """Known at point 0: what a path predictor says of each row, the most likely expert first.

@@ -10,16 +10,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from analysis import bootstrap
-from analysis.bootstrap import RESAMPLES
+from analysis.bootstrap import ratio
 from analysis.experiment import Data, Experiment, Part
 from analysis.experiments.real_routes import files_of, kept_trace
 from analysis.options import ExperimentOptions
-from analysis.pages.sheets import NOTHING, Sheet, notes, number, percent
+from analysis.pages.sheets import NOTHING, Sheet, interval, notes, number, percent
 from analysis.runs import Design, Replayed, run
 from analysis.workloads import by_model
 from ground.cache_folder import cache_folder
@@ -192,20 +191,8 @@ def gap(hits: np.ndarray, lru: np.ndarray, least: np.ndarray, seed: int = 0) -> 
 
     Sequences are drawn with replacement, those of all three together.
     """
-
-    def share(*parts: np.ndarray) -> Any:
-        one, low, high = (part.sum(axis=-1).astype(float) for part in parts)
-        return np.divide(one - low, high - low, out=np.full_like(high, np.nan), where=high > low)
-
-    value = float(share(hits, lru, least))
-    found: Data = {"value": None if np.isnan(value) else round(value, 4), "low": None, "high": None}
-    if len(hits) > 1 and found["value"] is not None:
-        drawn = np.random.default_rng(seed).integers(0, len(hits), (RESAMPLES, len(hits)))
-        shares = share(hits[drawn], lru[drawn], least[drawn])
-        if np.isfinite(shares).all():
-            low, high = np.quantile(shares, [0.025, 0.975])
-            found |= {"low": round(float(low), 4), "high": round(float(high), 4)}
-    return found
+    each = np.ones(len(hits))
+    return ratio((hits - lru, each), (least - lru, each), seed).to_json()
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -264,9 +251,7 @@ def _gaps(data: Data, scope: str) -> Sheet:
 
 
 def _interval(one: Data | None) -> str:
-    if one is None or one["value"] is None:
-        return NOTHING
-    return f"{one['value']:.2f}" + ("" if one["low"] is None else f" [{one['low']:.2f}, {one['high']:.2f}]")
+    return interval(one, digits=2) if one else NOTHING
 
 
 def _rivals(data: Data) -> Sheet:

@@ -64,13 +64,12 @@ def starred(value: float | None, worked_out: bool) -> str:
     return NOTHING if value is None else f"{value}{'*' if worked_out else ''}"
 
 
-def interval(ratio: Mapping[str, Any]) -> str:
+def interval(ratio: Mapping[str, Any], digits: int = 3) -> str:
     """A ratio with its interval: ``1.04 [1.02, 1.06]``."""
-    if ratio["value"] is None:
+    value, low, high = (ratio[name] for name in ("value", "low", "high"))
+    if value is None:
         return NOTHING
-    if ratio["low"] is None:
-        return f"{ratio['value']:.3f}"
-    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return f"{value:.{digits}f}" + ("" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
 
 _OF_A_RUN: dict[str, tuple[str, Callable[[float | None, int], str], int]] = {

@@ -67,8 +67,7 @@ def make_requests(m: Any, moment: int) -> None:
 def answer(m: Any, moment: int) -> None:
     """What is predicted beside the step is known: new values, then requests."""
     made = moment_at(m.moments, moment)
-    if made.last_value > made.first_value:
-        valued(m, made.first_value, made.last_value)
+    valued(m, made.first_value, made.last_value)
     make_requests(m, moment)
 
 

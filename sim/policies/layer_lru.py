@@ -50,7 +50,7 @@ class LayerLRU(Policy):
     def plan(self, view: View) -> Plan:
         """Fetch on demand; its reckoning is taken to cost nothing."""
         routes = np.ascontiguousarray(view.route(view.n_layers))
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(view.step, minlength=view.n_steps))]).astype(np.int64)
+        offsets = np.searchsorted(view.step, np.arange(view.n_steps + 1))
         routes.flags.writeable = offsets.flags.writeable = False
         state = Seen(routes, offsets, np.full((view.n_layers, view.n_experts), -1, np.int64))
         free = np.zeros(view.n_steps * view.n_layers, np.int64)

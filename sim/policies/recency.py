@@ -97,10 +97,10 @@ class DecayedLFU(Cache):
 
 
 class Min(Cache):
-    """Evict the expert needed last: what no cache that fetches on demand surpasses in hits, if all are of one size.
+    """Evict the expert needed last (L. A. Belady, IBM Systems J. 5(2), 1966).
 
-    L. A. Belady, IBM Systems J. 5(2), 1966. Experts of one call do not evict one another, so each call's experts must
-    be there together: what a call brings in may be needed later than all else and is kept until the next.
+    Where calls need one expert each, of one size, no cache that admits whatever it fetches has more hits. One that may
+    run an expert without keeping it can have more.
     """
 
     name = "min"

@@ -14,7 +14,6 @@ import numpy as np
 from ground.errors import InputError
 from sim.plan import SWITCHES, Plan
 from sim.policies.base import Policy
-from sim.scorer import Scoring
 from sim.workload import Workload
 from traces.trace import Trace
 
@@ -120,11 +119,7 @@ def _worths(plan: Plan, calls: int, work: Workload) -> list[np.ndarray]:
     if plan.scorer is None:
         return []
     plan.scorer.check(work.n_calls)
-    scoring = Scoring(plan.scorer, work.n_layers * work.n_experts)
-    for call in range(calls):
-        scoring.announce(call, 0)
-    scoring.refresh(int(plan.scorer.ns.sum()))
-    return [scoring.values]
+    return [plan.scorer.after(calls, work.n_layers * work.n_experts)]
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:

@@ -20,7 +20,7 @@ from simpy import Event
 
 from sim.eviction import Scored, foresees
 from sim.log import Counters, Log
-from sim.plan import Plan
+from sim.plan import Decision, Plan
 from sim.run.call import LayerCalls
 from sim.run.clock import ASIDE, Clock
 from sim.run.faults import SimulationError
@@ -79,9 +79,11 @@ class Run:
             chained=work.chained,
             host=self.host,
         )
-        self._scoring = None if plan.scorer is None else Scoring(plan.scorer, len(self.cache.state))
-        if self._scoring is not None:
-            self.cache.before_eviction = self._rescore
+        self._scoring = scoring = None if plan.scorer is None else Scoring(plan.scorer, len(self.cache.state))
+        if scoring is not None:
+            for rule in self.cache.rules:
+                cast(Scored, rule).worths = scoring.values
+            self.cache.before_eviction = lambda: scoring.refresh(self.env.now)
         self._host = terms.host
         self.calls = LayerCalls(plan, self.link, work.n_layers, work.n_experts, work, terms.host)
         if plan.everything_resident:
@@ -190,18 +192,8 @@ class Run:
         """One routed layer once its route is known; ``busy`` ns of other work runs with its residents."""
         calls, link = self.calls, self.link
         moment = call + step + 1
-        decides = moment in self._at_moments
-        if decides and self._before_demands:
-            yield from self._catch_up()
-            yield from self._decide(moment, step)
-            link.kick()
-            decides = False
-        if self._scoring is not None:
-            yield from self._score(self._scoring, call, step)
-        if self.host is not None:
-            self.host.await_device(self.env.now)
-            self.host.spend(len(needed) * self.host.times.look_up_ns, link.phase)
-            yield from self._await_thread(self.host)
+        decides = moment in self._at_moments and not self._before_demands
+        yield from self._before_look_up(call, step, len(needed))
         calls.begin(call, needed, first)
         late, hosted, others = calls.late, calls.hosted, calls.others
         streams = self._may_stream and calls.streams(call)
@@ -238,6 +230,19 @@ class Run:
         if hosted:
             ends = host_ends if beside else self._host_ends(hosted)
             yield from self._await_host(call, ends, int(self.work.expert[hosted[-1]]))
+
+    def _before_look_up(self, call: int, step: int, count: int) -> Generator[Event, None, None]:
+        """What stands between a route and the look-up of its experts: the policy's turn, a scorer's, the host's."""
+        if self._before_demands and (moment := call + step + 1) in self._at_moments:
+            yield from self._catch_up()
+            yield from self._decide(moment, step)
+            self.link.kick()
+        if self._scoring is not None:
+            yield from self._score(self._scoring, call, step)
+        if self.host is not None:
+            self.host.await_device(self.env.now)
+            self.host.spend(count * self.host.times.look_up_ns, self.link.phase)
+            yield from self._await_thread(self.host)
 
     def _claim(self, call: int, wave: list[int]) -> tuple[int, list[Transfer]]:
         """Claim a wave's slots; returns the time of what is resident, its launch included, and what to wait for."""
@@ -378,17 +383,17 @@ class Run:
 
     def _decide(self, moment: int, step: int) -> Generator[Event, None, None]:
         """Execute the plan at a moment: new values, the cost of predicting, requests."""
-        values, cost, requests, shares = self._at_moments[moment]
-        if shares is not None:
-            self.cache.share_out(shares)
+        decision = self._at_moments[moment]
+        cost = decision.predict_ns
+        if decision.shares is not None:
+            self.cache.share_out(decision.shares)
         if cost and not self.plan.prediction.critical:
-            self.env.call(cost, ASIDE, lambda _: self._answer_aside(values, requests))
+            self.env.call(cost, ASIDE, lambda _: self._answer_aside(decision))
             return
-        for first, row in values:
-            self.cache.valued(first, row)
+        self._revalue(decision)
         if cost:
             yield from self._predicting(step, cost, max(0, moment - step - 1), "predict")
-        self._ask(partial(self.link.request_moment, requests), len(requests))
+        self._request(decision)
 
     def _score(self, scoring: Scoring, call: int, step: int) -> Generator[Event, None, None]:
         """Show a plan's scorer a route, which the step may wait for."""
@@ -398,12 +403,6 @@ class Run:
             yield from self._predicting(step, ns, call, "predict")
         scoring.announce(call, self.env.now + self._owed)
 
-    def _rescore(self) -> None:
-        assert self._scoring is not None
-        if self._scoring.refresh(self.env.now):
-            for rule in self.cache.rules:
-                cast(Scored, rule).scored(self._scoring.values)
-
     def _predicting(self, step: int, cost: int, call: int, what: Work) -> Generator[Event, None, None]:
         begin = self.env.now
         yield self.env.timeout(cost)
@@ -411,11 +410,15 @@ class Run:
         if self.observer:
             self.observer.compute(begin, self.env.now, what, call)
 
-    def _answer_aside(
-        self, values: list[tuple[int, np.ndarray]], requests: list[tuple[int, int, int]]
-    ) -> None:  # fmt: skip
-        """A prediction beside the step is over: new values and requests."""
-        for first, row in values:
-            self.cache.valued(first, row)
-        self._ask(partial(self.link.request_moment, requests), len(requests))
+    def _answer_aside(self, decision: Decision) -> None:
+        """A prediction beside the step is over."""
+        self._revalue(decision)
+        self._request(decision)
         self.link.kick()
+
+    def _revalue(self, decision: Decision) -> None:
+        for first, row in decision.values:
+            self.cache.valued(first, row)
+
+    def _request(self, decision: Decision) -> None:
+        self._ask(partial(self.link.request_moment, decision.requests), len(decision.requests))

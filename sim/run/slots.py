@@ -69,7 +69,7 @@ class ExpertCache:
         self.shares = [0] * len(sizes) if shared else None
         """How many slots each layer should have, where that is said."""
         self._held = [0] * len(sizes)
-        self.before_eviction: Callable[[], None] | None = None
+        self.before_eviction: Callable[[], object] | None = None
         """Called before anybody is chosen to leave."""
         self.state = bytearray(total)
         self.pinned = bytearray(total)

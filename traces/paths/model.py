@@ -15,6 +15,7 @@ from safetensors.numpy import save as as_safetensors
 from ground.errors import InputError
 from ground.files import atomic_path, check_regular
 from traces.paths.state import FEATURES, HEADS, LEARNED, lags_of
+from traces.weight_files import record_of
 
 _RECORD = "paths"
 _HALF = ("path", "path_sums", "topic_in", "topic_out")
@@ -55,8 +56,7 @@ class PathModel:
         data = Path(path).read_bytes()
         try:
             stored = arrays_of(data)
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            record = json.loads(header["__metadata__"][_RECORD])
+            record = record_of(data, _RECORD)
             if fault := _fault(stored):
                 raise ValueError(fault)
         except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:

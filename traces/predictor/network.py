@@ -18,6 +18,7 @@ from ground.addresses import check_torch
 from ground.errors import InputError
 from ground.files import atomic_path, check_regular
 from traces.predictor.sequences import PathSequence
+from traces.weight_files import record_of
 
 check_torch()
 import torch  # noqa: E402
@@ -159,8 +160,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> StoredPredictor:
     data = Path(path).read_bytes()
     try:
         weights = tensors_of(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        record = json.loads(header["__metadata__"][_RECORD])
+        record = record_of(data, _RECORD)
         net = PathPredictor(PredictorShape(**record["shape"]))
         wrong = net.load_state_dict(weights, strict=False)
         if set(wrong.missing_keys) & set(_own(net)) or wrong.unexpected_keys:

@@ -16,7 +16,6 @@ from sim.policies import Policy, Setting, base, make_policy, policy_class
 from sim.run.kept_plans import declared, kept_or_made
 from sim.run.prepared import prepare
 from sim.run.scene import scene
-from sim.scorer import Scoring
 from sim.view import View
 from sim.workload import Schedule, batched, workload
 from tests.sim.run.test_cache import BUNDLED
@@ -39,11 +38,8 @@ def decided(plan: Plan, n_layers: int, n_slots: int, last: int) -> dict[str, Any
         if field.name not in ("requests", "values", "shares", "prediction", "host", "note", "scorer")
     }
     if plan.scorer is not None:
-        calls, scoring = (last + 1) * n_layers, Scoring(plan.scorer, n_slots)
-        for call in range(calls):
-            scoring.announce(call, 0)
-        scoring.refresh(int(plan.scorer.ns.sum()))
-        seen["scorer"] = scoring.values.tolist(), plan.scorer.ns[:calls].tolist(), plan.scorer.beside
+        calls = (last + 1) * n_layers
+        seen["scorer"] = plan.scorer.after(calls, n_slots).tolist(), plan.scorer.ns[:calls].tolist(), plan.scorer.beside
     if plan.host is not None:
         seen["host"] = [np.asarray(part).tolist() for part in vars(plan.host).values()]
     if (r := plan.requests) is not None:
